@@ -1,0 +1,1 @@
+"""Train as fast as a power budget allows."""

@@ -1,0 +1,97 @@
+"""What a device is to the rest of Underwatt: something that can be asked, read, set, and put back."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from underwatt.device.clock import Clock
+    from underwatt.device.space import ModeSpace
+    from underwatt.records import (
+        Capability,
+        DeviceInfo,
+        DeviceState,
+        PowerMode,
+        PowerSample,
+        WorkloadCost,
+    )
+
+
+class Device(Protocol):
+    """A board or GPU. Constructing one touches nothing but files or counters that are read."""
+
+    @property
+    def info(self) -> DeviceInfo:
+        """Who it is."""
+        ...
+
+    @property
+    def clock(self) -> Clock:
+        """The time it lives in."""
+        ...
+
+    @property
+    def space(self) -> ModeSpace:
+        """Every power mode it allows, known without trying any."""
+        ...
+
+    def capabilities(self) -> tuple[Capability, ...]:
+        """Its knobs and sensors, which of them this user may use, and what would permit the others."""
+        ...
+
+    def read_power(self) -> PowerSample:
+        """Total power now; raises ``SensorError`` rather than guess. Cheap enough for ten calls a second."""
+        ...
+
+    def read_state(self) -> DeviceState:
+        """Clocks as they run, rails, temperatures, throttling."""
+        ...
+
+    def apply(self, mode: PowerMode) -> None:
+        """Set the knobs that ``mode`` names and check that they took.
+
+        Raises ``ModeError`` for a value that is not allowed, ``NotPermittedError`` where this user may not, and
+        ``ApplyError`` where the device refused or rounded. A knob that is ``None`` is left alone.
+        """
+        ...
+
+    def snapshot(self) -> Mapping[str, str]:
+        """All that ``apply`` could change, as text that survives in a journal."""
+        ...
+
+    def restore(self, snapshot: Mapping[str, str]) -> None:
+        """Put back what ``snapshot`` found, in an order that the device accepts. May be repeated."""
+        ...
+
+    def close(self) -> None:
+        """Let go of handles; changes no setting."""
+        ...
+
+
+@runtime_checkable
+class SimulatesLoad(Protocol):
+    """A device whose training steps are computed instead of run (virtual boards, replayed tables)."""
+
+    def run_step(self, cost: WorkloadCost, batch_size: int) -> None:
+        """Let one step pass in the device's own time; raises ``OutOfMemoryError`` where it would not fit."""
+        ...
+
+
+class Backend(Protocol):
+    """A kind of device: found through the entry point group ``underwatt.devices``."""
+
+    name: str
+
+    def affinity(self) -> float:
+        """How sure this backend is that it is at home here: 0 not at all, 1 certainly. Must be quick."""
+        ...
+
+    def find(self) -> tuple[str, ...]:
+        """Addresses of the devices here, without the ``name:`` in front."""
+        ...
+
+    def open(self, where: str) -> Device:
+        """Open the device at an address; ``""`` is the usual one."""
+        ...

@@ -1,0 +1,225 @@
+"""The records that flow through Underwatt: frozen, plain, units in every name.
+
+One unit per quantity inside the package: seconds, watts, joules, MHz, bytes, degrees Celsius.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field, fields, replace
+from enum import Enum
+from typing import TYPE_CHECKING, Any
+
+from underwatt.errors import InputError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    import numpy as np
+    from numpy.typing import NDArray
+
+
+@dataclass(frozen=True, slots=True)
+class PowerMode:
+    """A value for each knob of a device; ``None`` means the device has no such knob, or it is left alone."""
+
+    cpu_cores: int | None = None
+    cpu_mhz: float | None = None
+    gpu_mhz: float | None = None
+    mem_mhz: float | None = None
+    power_limit_w: float | None = None
+
+    def __post_init__(self) -> None:
+        for name in KNOBS:
+            value = getattr(self, name)
+            if value is not None and not (math.isfinite(value) and value > 0):
+                raise InputError(f"{name} must be a positive number, not {value!r}.")
+
+    def knobs(self) -> dict[str, float]:
+        """The knobs that have a value, in the order of ``KNOBS``."""
+        return {name: value for name in KNOBS if (value := getattr(self, name)) is not None}
+
+    def with_knobs(self, **values: float | None) -> PowerMode:
+        """The same mode with some knobs changed."""
+        return replace(self, **values)  # type: ignore[arg-type]
+
+    def __str__(self) -> str:
+        parts = {
+            "cpu_cores": "{:g} cores",
+            "cpu_mhz": "CPU {:g} MHz",
+            "gpu_mhz": "GPU {:g} MHz",
+            "mem_mhz": "memory {:g} MHz",
+            "power_limit_w": "limit {:g} W",
+        }
+        return ", ".join(parts[name].format(value) for name, value in self.knobs().items()) or "as it is"
+
+
+KNOBS: tuple[str, ...] = tuple(f.name for f in fields(PowerMode))
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """What Underwatt chooses: a power mode and a batch size together."""
+
+    mode: PowerMode
+    batch_size: int
+
+    def __post_init__(self) -> None:
+        if self.batch_size < 1:
+            raise InputError(f"Batch size must be at least 1, not {self.batch_size}.")
+
+    def __str__(self) -> str:
+        return f"batch {self.batch_size}, {self.mode}"
+
+
+@dataclass(frozen=True, slots=True)
+class PowerSample:
+    """One reading of the device's total power; ``energy_j`` is the hardware counter where there is one."""
+
+    at_s: float
+    power_w: float
+    energy_j: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceState:
+    """What a device is doing now: clocks as they run, rails, temperatures, and why it is slowed down."""
+
+    running: PowerMode
+    rails_w: Mapping[str, float] = field(default_factory=dict)
+    temperatures_c: Mapping[str, float] = field(default_factory=dict)
+    throttle_reasons: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceInfo:
+    """Who a device is.
+
+    ``address`` opens it again (``jetson:/``, ``nvml:GPU-…``, ``virtual:nano``). ``simulated`` is shown wherever
+    its figures are. ``in_process`` devices live and die with this process: there is nothing to restore after it.
+    """
+
+    backend: str
+    name: str
+    id: str
+    address: str
+    simulated: bool = False
+    in_process: bool = False
+    software: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Capability:
+    """One knob or sensor of a device: is it there, may this user use it, and if not, what would permit it."""
+
+    name: str
+    kind: str  # "knob" or "sensor"
+    usable: bool
+    detail: str
+    remedy: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class WorkloadInfo:
+    """Who a training job is: a name for people, and a hash of what it computes so that profiles are not mixed."""
+
+    name: str
+    id: str
+    software: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class WorkloadCost:
+    """What training costs, counted without running it; a step at batch size b costs per_step + b × per_sample."""
+
+    flops_per_sample: float  # forward and backward
+    bytes_per_sample: float  # moved through memory for each sample
+    bytes_per_step: float  # moved whatever the batch size: weights, gradients, optimizer state
+    kernels_per_step: float  # launches by the CPU
+    load_bytes_per_sample: float  # input prepared by the CPU
+    parameters: float
+    state_bytes: float  # resident: weights, gradients, optimizer state
+    activation_bytes_per_sample: float  # resident until the backward pass
+
+    def memory_bytes(self, batch_size: int) -> float:
+        """Memory resident at the peak of one step."""
+        return self.state_bytes + batch_size * self.activation_bytes_per_sample
+
+
+class Status(str, Enum):
+    """How a measurement ended."""
+
+    OK = "ok"
+    THROTTLED = "throttled"  # measured, but the device slowed itself down
+    OUT_OF_MEMORY = "out_of_memory"
+    FAILED = "failed"
+
+
+@dataclass(frozen=True, slots=True)
+class Measurement:
+    """One setting, measured: time per step, mean and peak watts, and how sure that is.
+
+    ``*_ci95`` are half widths of the 95% interval, in the unit of the value. Times and watts are NaN where the
+    status says that nothing was measured.
+    """
+
+    setting: Setting
+    step_s: float = math.nan
+    power_w: float = math.nan
+    peak_w: float = math.nan
+    energy_j: float = math.nan  # over the measured window
+    window_s: float = math.nan  # the measured window; settling and warm-up are not in it
+    cost_s: float = math.nan  # everything this measurement took, mode change, settling and warm-up included
+    step_s_ci95: float = math.nan
+    power_w_ci95: float = math.nan
+    steps: int = 0
+    samples: int = 0
+    missed_samples: int = 0
+    status: Status = Status.OK
+    note: str = ""
+
+    @property
+    def usable(self) -> bool:
+        """Whether time and power were measured."""
+        return self.status in (Status.OK, Status.THROTTLED)
+
+
+@dataclass(frozen=True, slots=True)
+class Profile:
+    """Measurements of one workload on one device."""
+
+    device: DeviceInfo
+    workload: WorkloadInfo
+    measurements: tuple[Measurement, ...] = ()
+
+    def usable(self) -> tuple[Measurement, ...]:
+        """The measurements that hold a time and a power."""
+        return tuple(m for m in self.measurements if m.usable)
+
+
+@dataclass(frozen=True, slots=True)
+class Prediction:
+    """Mean and standard deviation of log step time and log mean power, one entry for each setting asked about."""
+
+    log_step_s: NDArray[np.float64]
+    log_step_s_std: NDArray[np.float64]
+    log_power_w: NDArray[np.float64]
+    log_power_w_std: NDArray[np.float64]
+
+    def __len__(self) -> int:
+        return len(self.log_step_s)
+
+
+def to_json(value: Any) -> Any:
+    """A record as plain JSON values: dataclasses become objects, NaN becomes null."""
+    if isinstance(value, Enum):
+        return value.value
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if hasattr(value, "__dataclass_fields__"):
+        return {f.name: to_json(getattr(value, f.name)) for f in fields(value)}
+    if isinstance(value, dict):
+        return {str(key): to_json(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [to_json(item) for item in value]
+    return value
