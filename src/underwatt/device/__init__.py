@@ -1,0 +1,1 @@
+"""Devices: found, read, set, and put back."""
