@@ -1,1 +1,46 @@
-"""Train as fast as a power budget allows."""
+"""Train as fast as a power budget allows: batch size and power mode chosen together."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from underwatt.device.registry import open_device
+    from underwatt.device.session import Session
+    from underwatt.errors import UnderwattError
+    from underwatt.records import Measurement, PowerMode, Profile, Setting
+
+__version__ = "0.1.0"
+
+# Resolved when first used, so that `import underwatt` in a training script costs next to nothing.
+_HOMES = {
+    "Measurement": "underwatt.records",
+    "PowerMode": "underwatt.records",
+    "Profile": "underwatt.records",
+    "Session": "underwatt.device.session",
+    "Setting": "underwatt.records",
+    "UnderwattError": "underwatt.errors",
+    "open_device": "underwatt.device.registry",
+}
+
+__all__ = [
+    "Measurement",
+    "PowerMode",
+    "Profile",
+    "Session",
+    "Setting",
+    "UnderwattError",
+    "__version__",
+    "open_device",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOMES:
+        return getattr(import_module(_HOMES[name]), name)
+    raise AttributeError(f"module 'underwatt' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return __all__

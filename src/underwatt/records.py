@@ -39,6 +39,17 @@ class PowerMode:
         """The knobs that have a value, in the order of ``KNOBS``."""
         return {name: value for name in KNOBS if (value := getattr(self, name)) is not None}
 
+    @classmethod
+    def of(cls, knobs: Mapping[str, float]) -> PowerMode:
+        """A mode from knob names and numbers, as tables and journals hold them."""
+        unknown = set(knobs) - set(KNOBS)
+        if unknown:
+            raise InputError(f"There is no knob {', '.join(sorted(unknown))}; the knobs are {', '.join(KNOBS)}.")
+        values: dict[str, Any] = dict(knobs)
+        if "cpu_cores" in values:
+            values["cpu_cores"] = int(values["cpu_cores"])
+        return cls(**values)
+
     def with_knobs(self, **values: float | None) -> PowerMode:
         """The same mode with some knobs changed."""
         return replace(self, **values)  # type: ignore[arg-type]
@@ -195,6 +206,22 @@ class Profile:
     def usable(self) -> tuple[Measurement, ...]:
         """The measurements that hold a time and a power."""
         return tuple(m for m in self.measurements if m.usable)
+
+
+@dataclass(frozen=True, slots=True)
+class ConvergenceRun:
+    """One training at one batch size: how many samples it took to reach a target; NaN means never reached."""
+
+    batch_size: int
+    target: float
+    samples: float
+    seed: int = 0
+    learning_rate: float = math.nan
+
+    @property
+    def reached(self) -> bool:
+        """Whether the target was reached at all."""
+        return math.isfinite(self.samples)
 
 
 @dataclass(frozen=True, slots=True)

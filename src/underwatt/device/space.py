@@ -6,13 +6,13 @@ import math
 from bisect import bisect_left
 from dataclasses import dataclass
 from itertools import product
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from underwatt.errors import InputError, ModeError
 from underwatt.records import KNOBS, PowerMode
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
     import numpy as np
     from numpy.typing import NDArray
@@ -63,35 +63,63 @@ def _short(knob: Knob) -> str:
 
 
 class ModeSpace:
-    """All combinations of some knobs, in a fixed order: a sequence that holds only its knobs."""
+    """All combinations of some knobs, in a fixed order: a sequence that holds only its knobs.
 
-    def __init__(self, knobs: tuple[Knob, ...] | list[Knob]) -> None:
+    A recorded table may hold only some of the combinations; ``of_modes`` then keeps that list.
+    """
+
+    def __init__(self, knobs: tuple[Knob, ...] | list[Knob], listed: tuple[PowerMode, ...] | None = None) -> None:
         by_name = {knob.name: knob for knob in knobs}
         if len(by_name) != len(knobs):
             raise InputError("A knob stands twice in one space.")
         self.knobs: tuple[Knob, ...] = tuple(by_name[name] for name in KNOBS if name in by_name)
+        self._listed = listed
+
+    @classmethod
+    def of_modes(cls, modes: Iterable[PowerMode]) -> ModeSpace:
+        """The space of exactly these modes, which must all have the same knobs."""
+        unique = sorted(set(modes), key=lambda mode: tuple(mode.knobs().values()))
+        names = {tuple(mode.knobs()) for mode in unique}
+        if len(names) != 1:
+            raise InputError("The modes of a table must be at least one, and all have the same knobs.")
+        columns = zip(*(mode.knobs().values() for mode in unique), strict=True)
+        knobs = [Knob(name, tuple(sorted(set(column)))) for name, column in zip(*names, columns, strict=False)]
+        whole = cls(knobs)
+        return whole if len(whole) == len(unique) else cls(knobs, tuple(unique))
+
+    def only(self, names: Iterable[str]) -> ModeSpace:
+        """The space of some of the knobs, the others left alone."""
+        wanted = set(names)
+        return ModeSpace([knob for knob in self.knobs if knob.name in wanted])
 
     def knob(self, name: str) -> Knob | None:
         """The knob of that name, or ``None`` where the device has none."""
         return next((knob for knob in self.knobs if knob.name == name), None)
 
     def __len__(self) -> int:
+        if self._listed is not None:
+            return len(self._listed)
         return math.prod(len(knob.values) for knob in self.knobs)
 
     def __iter__(self) -> Iterator[PowerMode]:
+        if self._listed is not None:
+            yield from self._listed
+            return
         names = [knob.name for knob in self.knobs]
         for values in product(*(knob.values for knob in self.knobs)):
-            yield _mode(dict(zip(names, values, strict=True)))
+            yield PowerMode.of(dict(zip(names, values, strict=True)))
 
     def __getitem__(self, index: int) -> PowerMode:
         if not -len(self) <= index < len(self):
             raise IndexError(index)
         index %= len(self)
+        if self._listed is not None:
+            return self._listed[index]
         values: dict[str, float] = {}
         for knob in reversed(self.knobs):
             index, at = divmod(index, len(knob.values))
             values[knob.name] = knob.values[at]
-        return _mode(values)
+        return PowerMode.of(values)
 
     def __contains__(self, mode: object) -> bool:
         if not isinstance(mode, PowerMode):
@@ -111,28 +139,32 @@ class ModeSpace:
                 here = ", ".join(k.name for k in self.knobs) or "none"
                 raise ModeError(f"This device has no knob {name}.", hint=f"Its knobs: {here}.")
             exact[name] = knob.exact(value)
-        return _mode(exact)
+        checked = PowerMode.of(exact)
+        if self._listed is not None and len(exact) == len(self.knobs) and checked not in self._listed:
+            nearest = min(self._listed, key=lambda listed: _distance(listed, checked))
+            raise ModeError(f"The table does not hold the mode {checked}; the nearest it holds is {nearest}.")
+        return checked
 
     @property
     def highest(self) -> PowerMode:
-        """Every knob at its largest value."""
-        return _mode({knob.name: knob.values[-1] for knob in self.knobs})
+        """Every knob at its largest value (of a list: its last mode)."""
+        return self[-1]
 
     @property
     def lowest(self) -> PowerMode:
-        """Every knob at its smallest value."""
-        return _mode({knob.name: knob.values[0] for knob in self.knobs})
+        """Every knob at its smallest value (of a list: its first mode)."""
+        return self[0]
 
     def matrix(self) -> NDArray[np.float64]:
         """One row a mode, one column a knob, in the order of iteration: 29,232 modes in about a millisecond."""
         import numpy as np
 
+        if self._listed is not None:
+            return np.array([list(mode.knobs().values()) for mode in self._listed], float)
         grids = np.meshgrid(*(np.asarray(knob.values, float) for knob in self.knobs), indexing="ij")
         return np.stack([grid.ravel() for grid in grids], axis=1) if grids else np.empty((1, 0))
 
 
-def _mode(values: dict[str, float]) -> PowerMode:
-    fields: dict[str, Any] = dict(values)
-    if "cpu_cores" in fields:
-        fields["cpu_cores"] = int(fields["cpu_cores"])
-    return PowerMode(**fields)
+def _distance(one: PowerMode, other: PowerMode) -> float:
+    pairs = zip(one.knobs().values(), other.knobs().values(), strict=True)
+    return sum(abs(math.log(a / b)) for a, b in pairs)

@@ -1,0 +1,5 @@
+"""``python -m underwatt`` is the command ``underwatt``."""
+
+from underwatt.cli import main
+
+main()

@@ -1,0 +1,223 @@
+"""``underwatt devices``, ``set`` and ``restore``: what is here, set it, put it back."""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import TYPE_CHECKING, Any
+
+import typer
+from rich.console import Console, Group
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from underwatt.device.registry import find_addresses, load_backend, open_device
+from underwatt.device.session import restore_all, set_and_leave
+from underwatt.errors import InputError, SensorError, UnderwattError
+from underwatt.records import PowerMode, to_json
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from underwatt.device.base import Device
+
+WATCH_PERIOD_S = 0.5
+DEVICE_HELP = "Address of the device, such as jetson, nvml:0 or virtual:nano; the likeliest one by default."
+
+_out = Console()
+
+
+def add_to(app: typer.Typer) -> None:
+    """Add this module's commands."""
+    app.command("devices")(show_devices)
+    app.command("set")(set_mode)
+    app.command("restore")(restore)
+
+
+def show_devices(
+    device: str = typer.Option("", "--device", "-d", help="Only this device, also a simulated one."),
+    everything: bool = typer.Option(False, "--all", help="Also list the simulated boards."),
+    as_json: bool = typer.Option(False, "--json", help="For programs."),
+    watch: bool = typer.Option(False, "--watch", help="Live readings until Ctrl-C (one JSON line each with --json)."),
+    count: int = typer.Option(0, "--count", min=0, help="With --watch: stop after this many readings."),
+) -> None:
+    """Show what is here, what can be read and set, and what would permit the rest."""
+    addresses = [device] if device else find_addresses()
+    if not addresses and watch:
+        open_device(None)  # raises the error that says what to do
+    if everything:
+        addresses += [f"virtual:{board}" for board in load_backend("virtual").find()]
+    opened, failed = _open(addresses)
+    if device and failed:
+        raise failed[0][1]
+    if watch:
+        _watch(opened[0], as_json=as_json, count=count)
+    elif as_json:
+        report = [_as_record(item) for item in opened]
+        report += [{"address": address, "error": error.message, "hint": error.hint} for address, error in failed]
+        typer.echo(json.dumps(report, indent=2))
+    else:
+        _print_devices(opened, failed)
+
+
+def set_mode(
+    device: str = typer.Option("", "--device", "-d", help=DEVICE_HELP),
+    cpu_cores: int | None = typer.Option(None, help="Cores online."),
+    cpu_mhz: float | None = typer.Option(None, help="CPU clock."),
+    gpu_mhz: float | None = typer.Option(None, help="GPU clock."),
+    mem_mhz: float | None = typer.Option(None, help="Memory clock."),
+    power_limit_w: float | None = typer.Option(None, help="GPU power limit."),
+) -> None:
+    """Set a power mode and leave it so; `underwatt restore` brings back what was there before."""
+    mode = PowerMode(cpu_cores, cpu_mhz, gpu_mhz, mem_mhz, power_limit_w)
+    if not mode.knobs():
+        raise InputError("Nothing to set.", hint="Name at least one knob, such as --gpu-mhz 600.")
+    target = open_device(device)
+    if target.info.in_process:
+        raise InputError(
+            f"{target.info.name} is simulated inside one process, so there is nothing to leave set.",
+            hint="Use it with a command that trains or measures.",
+        )
+    set_and_leave(target, mode)
+    _out.print(f"{target.info.name}: {mode}. [dim]`underwatt restore` puts back what was there before.[/]")
+
+
+def restore(
+    as_json: bool = typer.Option(False, "--json", help="For programs."),
+    discard: bool = typer.Option(False, "--discard", help="Remove damaged journals that cannot be restored from."),
+) -> None:
+    """Put back whatever a killed session or `underwatt set` left changed."""
+    outcomes = restore_all(discard=discard)
+    if as_json:
+        rows = [{"device": name, "restored": error is None, "error": _message(error)} for name, error in outcomes]
+        typer.echo(json.dumps(rows, indent=2))
+    elif not outcomes:
+        _out.print("Nothing to restore.")
+    for name, error in outcomes:
+        if not as_json:
+            _out.print(
+                f"[red]✗[/] {name}: {error}" if error else f"[green]✓[/] {name}: as it was found", soft_wrap=True
+            )
+    if any(error for _, error in outcomes):
+        raise typer.Exit(1)
+
+
+def _message(error: UnderwattError | None) -> str:
+    return str(error) if error else ""
+
+
+def _open(addresses: Iterable[str]) -> tuple[list[Device], list[tuple[str, UnderwattError]]]:
+    opened: list[Device] = []
+    failed: list[tuple[str, UnderwattError]] = []
+    for address in addresses:
+        try:
+            opened.append(open_device(address))
+        except UnderwattError as exc:
+            failed.append((address, exc))
+    return opened, failed
+
+
+def _reading(device: Device) -> dict[str, Any]:
+    """Power and state now; a sensor that fails is said, never shown as zero."""
+    record: dict[str, Any] = {}
+    try:
+        sample = device.read_power()
+        record.update(power_w=sample.power_w, energy_j=sample.energy_j)
+    except SensorError as exc:
+        record.update(power_w=None, power_error=str(exc))
+    record["state"] = to_json(device.read_state())
+    return record
+
+
+def _as_record(device: Device) -> dict[str, Any]:
+    knobs = {knob.name: {"values": list(knob.values), "continuous": knob.continuous} for knob in device.space.knobs}
+    return {
+        **to_json(device.info),
+        "modes": len(device.space) if device.space.knobs else 0,
+        "knobs": knobs,
+        "capabilities": to_json(device.capabilities()),
+        **_reading(device),
+    }
+
+
+def _print_devices(opened: list[Device], failed: list[tuple[str, UnderwattError]]) -> None:
+    if not opened and not failed:
+        _out.print("No Jetson and no NVIDIA GPU was found here.")
+        _out.print("[dim]Try a simulated board: underwatt devices --all[/]")
+    for device in opened:
+        _out.print(_table(device))
+    for address, error in failed:
+        _out.print(f"[red]✗[/] {address}: {error}", soft_wrap=True)
+
+
+def _table(device: Device) -> Group:
+    """One device as a person likes to read it."""
+    info = device.info
+    title = Text(info.name, style="bold")
+    title.append(f"  {info.address}", style="dim")
+    if info.simulated:
+        title.append("  simulated", style="yellow")
+    table = Table(show_header=True, header_style="dim", box=None, padding=(0, 2, 0, 1))
+    for column in ("", "", "now", "range or detail"):
+        table.add_column(column, no_wrap=column == "now", overflow="fold")
+    reading = _reading(device)
+    running = reading["state"]["running"]
+    remedies: dict[str, list[str]] = {}
+    for item in device.capabilities():
+        mark = Text("✓", style="green") if item.usable else Text("✗", style="red")
+        now = running.get(item.name)
+        if item.name == "power":
+            now = reading["power_w"]
+        table.add_row(mark, item.name, "" if now is None else f"{now:g}", item.detail)
+        if item.remedy:
+            remedies.setdefault(item.remedy, []).append(item.name)
+    parts: list[Any] = [title, table]
+    if device.space.knobs:
+        parts.append(Text(f"  {len(device.space):,} power modes", style="dim"))
+    parts += [Text(f"  To permit {', '.join(names)}: {text}", style="yellow") for text, names in remedies.items()]
+    parts.append(Text())
+    return Group(*parts)
+
+
+def _watch(device: Device, *, as_json: bool, count: int) -> None:
+    """Readings twice a second, in the device's own time."""
+
+    def readings() -> Iterable[dict[str, Any]]:
+        made = 0
+        while not count or made < count:
+            yield {"at_s": round(device.clock.now_s(), 3), **_reading(device)}
+            made += 1
+            device.clock.sleep(WATCH_PERIOD_S)
+            if device.info.in_process:
+                time.sleep(WATCH_PERIOD_S)  # its own time takes none of ours
+
+    try:
+        if as_json:
+            for reading in readings():
+                typer.echo(json.dumps(reading))
+            return
+        with Live(console=_out, refresh_per_second=4) as live:
+            for reading in readings():
+                live.update(_live_view(device, reading))
+    except KeyboardInterrupt:
+        return  # the way to end a live view
+
+
+def _live_view(device: Device, reading: dict[str, Any]) -> Group:
+    power = reading["power_w"]
+    head = Text(device.info.name, style="bold")
+    head.append("  simulated" if device.info.simulated else "", style="yellow")
+    body = Table(show_header=False, box=None, padding=(0, 2))
+    body.add_row("power", f"[bold]{power:.2f} W[/]" if power is not None else f"[red]{reading['power_error']}[/]")
+    state = reading["state"]
+    for rail, watts in state["rails_w"].items():
+        body.add_row(f"  {rail}", f"{watts:.2f} W")
+    for knob, value in state["running"].items():
+        if value is not None:
+            body.add_row(knob, f"{value:g}")
+    for zone, degrees in state["temperatures_c"].items():
+        body.add_row(zone, f"{degrees:.1f} °C")
+    if state["throttle_reasons"]:
+        body.add_row("slowed down", f"[red]{', '.join(state['throttle_reasons'])}[/]")
+    return Group(head, body)

@@ -1,0 +1,303 @@
+"""NVIDIA GPUs through NVML (nvidia-ml-py): read without privilege, set with it.
+
+Each call is probed on its own: there are boards (Orin under JetPack 6) where ``nvmlInit`` works and every query
+fails, cards without a power sensor, and containers that may read and not set.
+"""
+
+from __future__ import annotations
+
+import os
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from underwatt._imports import require
+from underwatt.device.clock import SystemClock
+from underwatt.device.space import Knob, ModeSpace
+from underwatt.errors import ApplyError, DeviceError, NoDeviceError, NotPermittedError, SensorError, UnderwattError
+from underwatt.records import Capability, DeviceInfo, DeviceState, PowerMode, PowerSample
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from underwatt.device.clock import Clock
+
+_SETTING_REMEDY = "Run as root (sudo), or give the container CAP_SYS_ADMIN; a duty cycle needs no permission."
+_CAP_SYS_ADMIN_BIT = 21
+_LIMIT_STEPS = 20
+_PLAUSIBLE_W = 5000.0
+_THROTTLE_REASONS = {
+    "SwPowerCap": "power limit reached",
+    "HwSlowdown": "hardware slowdown",
+    "SwThermalSlowdown": "too hot (software)",
+    "HwThermalSlowdown": "too hot (hardware)",
+    "HwPowerBrakeSlowdown": "power brake",
+}
+
+
+class NvmlDevice:
+    """One GPU. ``nvml`` is the library's module, or something that answers like it."""
+
+    def __init__(self, where: str = "0", *, nvml: Any = None, clock: Clock | None = None) -> None:
+        self._nvml = nvml if nvml is not None else require("pynvml", extra="nvml")
+        self.clock: Clock = clock or SystemClock()
+        self._handle = _open_handle(self._nvml, where)
+        self._why_not: dict[str, str] = {}
+        uuid = _text(self._ask("identity", self._nvml.nvmlDeviceGetUUID) or where)
+        name = _text(self._ask("name", self._nvml.nvmlDeviceGetName) or "NVIDIA GPU")
+        driver = self._try("driver", self._nvml.nvmlSystemGetDriverVersion)
+        self.info = DeviceInfo(
+            backend="nvml",
+            name=name,
+            id=f"nvml-{uuid}",
+            address=f"nvml:{uuid}",
+            software={"driver": _text(driver)} if driver is not None else {},
+        )
+        self._read_mw = self._choose_power_reader()
+        self._has_counter = self._ask("energy counter", self._nvml.nvmlDeviceGetTotalEnergyConsumption) is not None
+
+    def _try(self, what: str, call: Callable[..., Any], *arguments: Any) -> Any:
+        """The call's answer, or ``None`` with the reason kept for ``capabilities``."""
+        try:
+            return call(*arguments)
+        except self._nvml.NVMLError as exc:
+            self._why_not[what] = str(exc)
+            return None
+
+    def _ask(self, what: str, call: Callable[..., Any], *arguments: Any) -> Any:
+        return self._try(what, call, self._handle, *arguments)
+
+    def _choose_power_reader(self) -> Callable[[], float] | None:
+        """The instant reading where there is one: the usual one is a one-second average on newer cards."""
+
+        def instant_mw() -> float:
+            field = self._nvml.nvmlDeviceGetFieldValues(self._handle, [self._nvml.NVML_FI_DEV_POWER_INSTANT])[0]
+            if field.nvmlReturn != 0:
+                raise self._nvml.NVMLError(field.nvmlReturn)
+            return float(field.value.uiVal)
+
+        def usual_mw() -> float:
+            return float(self._nvml.nvmlDeviceGetPowerUsage(self._handle))
+
+        for what, reader in (("instant power", instant_mw), ("power", usual_mw)):
+            value_mw = self._try(what, reader)
+            if value_mw is not None and value_mw > 0:
+                return reader
+        return None
+
+    @cached_property
+    def space(self) -> ModeSpace:
+        """Power limit, locked GPU clock and locked memory clock, as far as the card states their ranges."""
+        knobs: list[Knob] = []
+        limits_mw = self._ask("power_limit_w", self._nvml.nvmlDeviceGetPowerManagementLimitConstraints)
+        if limits_mw is not None and limits_mw[1] > limits_mw[0]:
+            low_w, high_w = (value / 1000 for value in limits_mw)
+            step_w = max(5.0, round((high_w - low_w) / _LIMIT_STEPS / 5) * 5)
+            grid = {high_w - step_w * n for n in range(int((high_w - low_w) / step_w) + 1)} | {low_w}
+            knobs.append(Knob("power_limit_w", tuple(sorted(grid)), continuous=True))
+        memory_mhz = self._ask("mem_mhz", self._nvml.nvmlDeviceGetSupportedMemoryClocks)
+        if memory_mhz:
+            knobs.append(Knob("mem_mhz", tuple(sorted({float(mhz) for mhz in memory_mhz}))))
+            top = max(memory_mhz)
+            graphics_mhz = self._ask("gpu_mhz", self._nvml.nvmlDeviceGetSupportedGraphicsClocks, top)
+            if graphics_mhz:
+                knobs.append(Knob("gpu_mhz", tuple(sorted({float(mhz) for mhz in graphics_mhz}))))
+        return ModeSpace(knobs)
+
+    def capabilities(self) -> tuple[Capability, ...]:
+        """What this card states and this user may set."""
+        permitted = _may_administer()
+        remedy = "" if permitted else _SETTING_REMEDY
+        found: list[Capability] = []
+        for name in ("gpu_mhz", "mem_mhz", "power_limit_w"):
+            knob = self.space.knob(name)
+            if knob is None:
+                why = self._why_not.get(name, "the driver states no range")
+                found.append(Capability(name, "knob", False, f"not on this card: {why}"))
+                continue
+            detail = f"{knob.values[0]:g} to {knob.values[-1]:g}, {len(knob.values)} steps"
+            if name != "power_limit_w":
+                detail += "; NVML cannot show an earlier lock, so restoring removes any lock"
+            found.append(Capability(name, "knob", permitted, detail, remedy))
+        reads = "reads" if self._read_mw else f"cannot be read: {self._why_not.get('power', 'no answer')}"
+        found.append(Capability("power", "sensor", self._read_mw is not None, reads))
+        counter = "counts" if self._has_counter else f"not here: {self._why_not.get('energy counter', 'no answer')}"
+        found.append(Capability("energy", "sensor", self._has_counter, counter))
+        return tuple(found)
+
+    def read_power(self) -> PowerSample:
+        """Watts now, and the energy counter where there is one."""
+        if self._read_mw is None:
+            raise SensorError(
+                f"{self.info.name} does not report its power ({self._why_not.get('power', 'no answer')}).",
+                hint="Without a power reading no budget can be held on this device.",
+            )
+        try:
+            power_w = self._read_mw() / 1000
+            energy_j = None
+            if self._has_counter:
+                energy_j = self._nvml.nvmlDeviceGetTotalEnergyConsumption(self._handle) / 1000
+        except self._nvml.NVMLError as exc:
+            raise SensorError(
+                f"{self.info.name} stopped reporting its power ({exc}).",
+                hint="Check `nvidia-smi`; the driver may have lost the card.",
+            ) from exc
+        if not 0 < power_w < _PLAUSIBLE_W:
+            raise SensorError(f"{self.info.name} reports {power_w:g} W, which cannot be.")
+        return PowerSample(self.clock.now_s(), power_w, energy_j)
+
+    def read_state(self) -> DeviceState:
+        """Clocks as they run, the limit in force, temperature, and why the card is slowed down."""
+        nvml = self._nvml
+        gpu_mhz = self._ask("running gpu_mhz", nvml.nvmlDeviceGetClockInfo, nvml.NVML_CLOCK_SM)
+        mem_mhz = self._ask("running mem_mhz", nvml.nvmlDeviceGetClockInfo, nvml.NVML_CLOCK_MEM)
+        limit_mw = self._ask("running power_limit_w", nvml.nvmlDeviceGetPowerManagementLimit)
+        degrees_c = self._ask("temperature", nvml.nvmlDeviceGetTemperature, nvml.NVML_TEMPERATURE_GPU)
+        bits = self._ask("throttling", nvml.nvmlDeviceGetCurrentClocksThrottleReasons) or 0
+        reasons = tuple(
+            text
+            for name, text in _THROTTLE_REASONS.items()
+            if bits & getattr(nvml, f"nvmlClocksThrottleReason{name}", 0)
+        )
+        return DeviceState(
+            running=PowerMode(
+                gpu_mhz=gpu_mhz or None,
+                mem_mhz=mem_mhz or None,
+                power_limit_w=limit_mw / 1000 if limit_mw else None,
+            ),
+            temperatures_c={} if degrees_c is None else {"gpu": float(degrees_c)},
+            throttle_reasons=reasons,
+        )
+
+    def apply(self, mode: PowerMode) -> None:
+        """Set limit and locked clocks, and read back what can be read back."""
+        mode = self.space.check(mode)
+        nvml = self._nvml
+        if mode.mem_mhz is not None:
+            mhz = round(mode.mem_mhz)
+            self._set("memory clock", nvml.nvmlDeviceSetMemoryLockedClocks, mhz, mhz)
+        if mode.gpu_mhz is not None:
+            mhz = round(mode.gpu_mhz)
+            self._set("GPU clock", nvml.nvmlDeviceSetGpuLockedClocks, mhz, mhz)
+        if mode.power_limit_w is not None:
+            self._set_limit_mw(round(mode.power_limit_w * 1000))
+
+    def snapshot(self) -> dict[str, str]:
+        """The power limit in force; NVML does not tell whether clocks are locked."""
+        limit_mw = self._ask("power_limit_w", self._nvml.nvmlDeviceGetPowerManagementLimit)
+        return {} if limit_mw is None else {"power_limit_mw": str(limit_mw)}
+
+    def restore(self, snapshot: Mapping[str, str]) -> None:
+        """Unlock the clocks and put the power limit back to what it was, which need not be the default."""
+        nvml = self._nvml
+        permitted = _may_administer()
+        for knob, reset in (
+            ("gpu_mhz", nvml.nvmlDeviceResetGpuLockedClocks),
+            ("mem_mhz", nvml.nvmlDeviceResetMemoryLockedClocks),
+        ):
+            # Where this user may not lock clocks, none was locked; where the card cannot, there is nothing to undo.
+            if permitted and self.space.knob(knob) is not None:
+                self._set(f"unlocking {knob}", reset)
+        if "power_limit_mw" in snapshot:
+            wanted_mw = int(snapshot["power_limit_mw"])
+            if self._ask("power_limit_w", nvml.nvmlDeviceGetPowerManagementLimit) != wanted_mw:
+                self._set_limit_mw(wanted_mw)
+
+    def close(self) -> None:
+        """Let go of the library."""
+        self._try("shutdown", self._nvml.nvmlShutdown)
+
+    def _set_limit_mw(self, limit_mw: int) -> None:
+        self._set("power limit", self._nvml.nvmlDeviceSetPowerManagementLimit, limit_mw)
+        found_mw = self._ask("power_limit_w", self._nvml.nvmlDeviceGetPowerManagementLimit)
+        if found_mw is None or abs(found_mw - limit_mw) > 1000:
+            raise ApplyError(
+                f"The power limit was set to {limit_mw / 1000:g} W and reads back "
+                f"{'nothing' if found_mw is None else f'{found_mw / 1000:g} W'}."
+            )
+
+    def _set(self, what: str, call: Callable[..., Any], *arguments: Any) -> None:
+        try:
+            call(self._handle, *arguments)
+        except self._nvml.NVMLError as exc:
+            if exc.value == self._nvml.NVML_ERROR_NO_PERMISSION:
+                raise NotPermittedError(
+                    f"The {what} of {self.info.name} may not be set by this user.", hint=_SETTING_REMEDY
+                ) from exc
+            raise ApplyError(f"The {what} of {self.info.name} was refused ({exc}).") from exc
+
+
+def _open_handle(nvml: Any, where: str) -> Any:
+    """A card by UUID or by number."""
+    try:
+        nvml.nvmlInit()
+    except nvml.NVMLError as exc:
+        raise NoDeviceError(
+            f"NVML does not start ({exc}).", hint="Install the NVIDIA driver, or check that the container sees it."
+        ) from exc
+    try:
+        if where.isdecimal():
+            return nvml.nvmlDeviceGetHandleByIndex(int(where))
+        return nvml.nvmlDeviceGetHandleByUUID(where)
+    except nvml.NVMLError as exc:
+        raise NoDeviceError(
+            f"NVML has no GPU {where!r} ({exc}).", hint="`underwatt devices` lists those that are here."
+        ) from exc
+
+
+def _may_administer() -> bool:
+    """Whether this process holds CAP_SYS_ADMIN, which NVML's setters need."""
+    try:
+        status = Path("/proc/self/status").read_text(encoding="ascii", errors="replace")
+        bits = next(line.split()[1] for line in status.splitlines() if line.startswith("CapEff:"))
+        return bool(int(bits, 16) >> _CAP_SYS_ADMIN_BIT & 1)
+    except (OSError, StopIteration, ValueError):
+        return os.geteuid() == 0
+
+
+def _text(value: Any) -> str:
+    return value.decode() if isinstance(value, bytes) else str(value)
+
+
+class NvmlBackend:
+    """Finds the GPUs that NVML lists and that answer at least the question of who they are."""
+
+    name = "nvml"
+
+    def __init__(self, nvml: Any = None) -> None:
+        self._nvml = nvml
+
+    def _library(self) -> Any:
+        return self._nvml if self._nvml is not None else require("pynvml", extra="nvml")
+
+    def affinity(self) -> float:
+        """Quite sure where NVML lists a card; a Jetson's own backend is surer."""
+        return 0.8 if self.find() else 0.0
+
+    def find(self) -> tuple[str, ...]:
+        """UUIDs of the cards that answer."""
+        try:
+            nvml = self._library()
+        except UnderwattError:
+            return ()
+        uuids: list[str] = []
+        try:
+            nvml.nvmlInit()
+            for index in range(nvml.nvmlDeviceGetCount()):
+                uuids.append(_text(nvml.nvmlDeviceGetUUID(nvml.nvmlDeviceGetHandleByIndex(index))))  # noqa: PERF401
+        except nvml.NVMLError:
+            pass  # no driver here, or one that answers nothing (Orin under JetPack 6)
+        return tuple(uuids)
+
+    def open(self, where: str) -> NvmlDevice:
+        """Open a card by UUID or number; the first by default."""
+        device = NvmlDevice(where or "0", nvml=self._nvml)
+        if "identity" in device._why_not:
+            raise DeviceError(
+                f"NVML starts here but does not answer for GPU {where or '0'!r} ({device._why_not['identity']}).",
+                hint="On a Jetson use --device jetson: its GPU is read and set through sysfs.",
+            )
+        return device
+
+
+backend = NvmlBackend()

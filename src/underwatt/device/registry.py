@@ -1,0 +1,67 @@
+"""Which devices are here: our own backends, and others' through the entry point group ``underwatt.devices``.
+
+An entry point names an object that follows ``underwatt.device.base.Backend``. A backend that cannot be loaded or
+probed is logged and skipped: one broken plug-in does not take the others with it.
+"""
+
+from __future__ import annotations
+
+import logging
+from importlib import import_module
+from importlib.metadata import entry_points
+from typing import TYPE_CHECKING, cast
+
+from underwatt.errors import NoDeviceError
+
+if TYPE_CHECKING:
+    from underwatt.device.base import Backend, Device
+
+ENTRY_POINT_GROUP = "underwatt.devices"
+OWN_BACKENDS = ("jetson", "nvml", "virtual", "replay")
+
+_log = logging.getLogger(__name__)
+
+
+def backend_names() -> list[str]:
+    """The names that an address may begin with; ours first."""
+    return [*OWN_BACKENDS, *(point.name for point in entry_points(group=ENTRY_POINT_GROUP))]
+
+
+def load_backend(name: str) -> Backend:
+    """The backend of that name; only this one is imported."""
+    if name in OWN_BACKENDS:
+        return cast("Backend", import_module(f"underwatt.device.{name}").backend)
+    for point in entry_points(group=ENTRY_POINT_GROUP, name=name):
+        return cast("Backend", point.load())
+    raise NoDeviceError(
+        f"There is no device backend {name!r}.",
+        hint=f"An address is backend[:where]; the backends are {', '.join(backend_names())}.",
+    )
+
+
+def find_addresses() -> list[str]:
+    """Addresses of the devices that are really here, the likeliest backend first."""
+    scored: list[tuple[float, str]] = []
+    for name in backend_names():
+        try:
+            backend = load_backend(name)
+            score = backend.affinity()
+            if score > 0:
+                scored.extend((score, f"{name}:{where}") for where in backend.find())
+        except Exception as exc:  # noqa: BLE001 - a stranger's plug-in, or hardware, may raise anything
+            _log.warning("Device backend %r was skipped: it cannot be loaded or probed (%s).", name, exc)
+    return [address for _, address in sorted(scored, key=lambda item: -item[0])]
+
+
+def open_device(address: str | None = None) -> Device:
+    """Open ``backend[:where]``, or the likeliest device here when no address is given."""
+    if not address:
+        here = find_addresses()
+        if not here:
+            raise NoDeviceError(
+                "No Jetson and no NVIDIA GPU was found here.",
+                hint="Try a simulated one with --device virtual:nano; `underwatt devices --all` lists them.",
+            )
+        address = here[0]
+    name, _, where = address.partition(":")
+    return load_backend(name).open(where)

@@ -1,0 +1,117 @@
+"""A recorded table as a device: each setting answers with what was once measured.
+
+For trying planners against real measurements without the board. The device is always under load: its power is the
+recorded mean of the mode it is in, at the batch size of the last step.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from underwatt.device.clock import VirtualClock
+from underwatt.device.space import ModeSpace
+from underwatt.errors import InputError, ModeError, OutOfMemoryError
+from underwatt.records import (
+    Capability,
+    DeviceInfo,
+    DeviceState,
+    Measurement,
+    PowerMode,
+    PowerSample,
+    Setting,
+    Status,
+    WorkloadCost,
+)
+from underwatt.tables import read_powertrain_table
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+
+class ReplayDevice:
+    """Measurements that can be asked again."""
+
+    def __init__(self, measurements: Sequence[Measurement], *, name: str, address: str) -> None:
+        self._by_setting = {m.setting: m for m in measurements}
+        if not any(m.usable for m in measurements):
+            raise InputError(f"{name} holds no usable measurement to replay.")
+        self.clock = VirtualClock()
+        self.info = DeviceInfo(
+            backend="replay", name=f"{name} (replayed)", id=address, address=address, simulated=True, in_process=True
+        )
+        self.space = ModeSpace.of_modes(setting.mode for setting in self._by_setting)
+        first = next(m for m in measurements if m.usable)
+        self._mode = first.setting.mode
+        self._batch_size = first.setting.batch_size
+
+    @property
+    def batch_sizes(self) -> tuple[int, ...]:
+        """The batch sizes that stand in the table."""
+        return tuple(sorted({setting.batch_size for setting in self._by_setting}))
+
+    def capabilities(self) -> tuple[Capability, ...]:
+        """Every knob of the table, and its power."""
+        knobs = tuple(Capability(k.name, "knob", True, f"{len(k.values)} recorded values") for k in self.space.knobs)
+        return (*knobs, Capability("power", "sensor", True, "recorded mean"))
+
+    def _here(self) -> Measurement:
+        setting = Setting(self._mode, self._batch_size)
+        if setting not in self._by_setting:
+            raise ModeError(f"The table does not hold {setting}.", hint=f"Batch sizes: {self.batch_sizes}.")
+        return self._by_setting[setting]
+
+    def read_power(self) -> PowerSample:
+        """The recorded mean power of this mode."""
+        return PowerSample(self.clock.now_s(), self._here().power_w)
+
+    def read_state(self) -> DeviceState:
+        """The mode that is set."""
+        return DeviceState(running=self._mode)
+
+    def apply(self, mode: PowerMode) -> None:
+        """Go to a recorded mode."""
+        wanted = self._mode.with_knobs(**self.space.check(mode).knobs())
+        self._mode = self.space.check(wanted)
+
+    def snapshot(self) -> dict[str, str]:
+        """The mode that is set."""
+        return {name: repr(value) for name, value in self._mode.knobs().items()}
+
+    def restore(self, snapshot: Mapping[str, str]) -> None:
+        """Go back to a mode."""
+        self.apply(PowerMode.of({name: float(value) for name, value in snapshot.items()}))
+
+    def run_step(self, cost: WorkloadCost, batch_size: int) -> None:  # noqa: ARG002
+        """Let the recorded step time pass; the recorded workload is the one that runs, whatever ``cost`` says."""
+        self._batch_size = batch_size
+        measured = self._here()
+        if measured.status is Status.OUT_OF_MEMORY:
+            raise OutOfMemoryError(f"Batch size {batch_size} was recorded as out of memory.")
+        self.clock.advance(measured.step_s)
+
+    def close(self) -> None:
+        """Nothing to let go of."""
+
+
+class ReplayBackend:
+    """Opens a table of measurements by its path."""
+
+    name = "replay"
+
+    def affinity(self) -> float:
+        """Never chosen by itself."""
+        return 0.0
+
+    def find(self) -> tuple[str, ...]:
+        """A table is named, not found."""
+        return ()
+
+    def open(self, where: str) -> ReplayDevice:
+        """Open a CSV table with the columns cores, cpu_mhz, gpu_mhz, mem_mhz, [batch_size,] time_ms, power_w."""
+        if not where:
+            raise InputError("Replay needs a table.", hint="Name it: --device replay:TABLE.csv")
+        return ReplayDevice(read_powertrain_table(Path(where)), name=Path(where).stem, address=f"replay:{where}")
+
+
+backend = ReplayBackend()

@@ -1,0 +1,140 @@
+"""The meter: samples a device's power in the background and takes the beats of a job.
+
+It can stay on for a whole training: a beat is one append, a sample one sensor reading each 100 ms. A reading that
+fails is kept as an error and raised to whoever asks for watts; it never becomes a number.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import deque
+from dataclasses import dataclass
+from itertools import islice
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from underwatt.errors import MeasureError, SensorError
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+    from typing_extensions import Self
+
+    from underwatt.device.base import Device
+    from underwatt.device.clock import Timer
+    from underwatt.records import PowerSample
+
+SAMPLE_PERIOD_S = 0.1
+PEAK_PERCENTILE = 99.0  # peak watts = this percentile of the readings in a window
+KEEP_SAMPLES = 864_000  # a day at ten a second
+KEEP_BEATS = 1_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class Trace:
+    """Power over a stretch of time: readings, their times, and how many were missed."""
+
+    at_s: NDArray[np.float64]
+    power_w: NDArray[np.float64]
+    counter_j: NDArray[np.float64] | None  # the hardware's energy counter, where there is one
+    missed: int
+
+    def __len__(self) -> int:
+        return len(self.at_s)
+
+    @property
+    def peak_w(self) -> float:
+        """The stated percentile of the readings (see ``PEAK_PERCENTILE``)."""
+        return float(np.percentile(self.power_w, PEAK_PERCENTILE))
+
+    @property
+    def energy_j(self) -> float:
+        """Joules from the first reading to the last: by the hardware counter where there is one, else by trapezoid."""
+        if self.counter_j is not None:
+            return float(self.counter_j[-1] - self.counter_j[0])
+        return self.integrated_j
+
+    @property
+    def integrated_j(self) -> float:
+        """Joules from the first reading to the last by trapezoid, whether or not there is a counter."""
+        return float(np.sum((self.power_w[1:] + self.power_w[:-1]) / 2 * np.diff(self.at_s)))
+
+    def mean_watts(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """Times and watts to average: what the counter gained between readings, where there is one, else readings."""
+        if self.counter_j is None:
+            return self.at_s, self.power_w
+        return self.at_s[1:], np.diff(self.counter_j) / np.diff(self.at_s)
+
+    def part(self, first: int) -> Trace:
+        """The part from a reading on; missed readings are counted for the whole."""
+        counter = None if self.counter_j is None else self.counter_j[first:]
+        return Trace(self.at_s[first:], self.power_w[first:], counter, self.missed)
+
+
+class Meter:
+    """Use as ``with Meter(device) as meter: … meter.beat()`` after each step."""
+
+    def __init__(self, device: Device, period_s: float = SAMPLE_PERIOD_S) -> None:
+        if period_s <= 0:
+            raise MeasureError(f"The sampling period must be positive, not {period_s:g} s.")
+        self._device = device
+        self._period_s = period_s
+        self._now_s = device.clock.now_s
+        self._samples: deque[PowerSample] = deque(maxlen=KEEP_SAMPLES)
+        self._beats: deque[tuple[float, int]] = deque(maxlen=KEEP_BEATS)
+        self._keep_beat = self._beats.append
+        self._error: SensorError | None = None
+        self._missed = 0
+        self._timer: Timer | None = None
+
+    def __enter__(self) -> Self:
+        self._device.read_power()  # a sensor that does not work is an error now, not an empty trace later
+        self._timer = self._device.clock.every(self._period_s, self._sample)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def beat(self) -> None:
+        """A step is complete, now."""
+        self._keep_beat((self._now_s(), 1))
+
+    def beat_at(self, at_s: float, steps: int = 1) -> None:
+        """Some steps were complete at a moment that somebody else noted."""
+        self._keep_beat((at_s, steps))
+
+    def _sample(self) -> None:
+        try:
+            sample = self._device.read_power()
+        except SensorError as exc:
+            self._error = exc
+            return
+        if self._samples:
+            gap_s = sample.at_s - self._samples[-1].at_s
+            self._missed += max(0, round(gap_s / self._period_s) - 1)
+        self._samples.append(sample)
+
+    def trace(self, since_s: float = -np.inf) -> Trace:
+        """The readings from a moment on; raises the sensor's error where one failed."""
+        if self._error is not None:
+            raise self._error
+        # The timer appends while we look: the length read first bounds what is looked at.
+        samples = list(islice(self._samples, 0, len(self._samples)))
+        samples = samples[bisect_left(samples, since_s, key=lambda sample: sample.at_s) :]
+        counted = bool(samples) and all(sample.energy_j is not None for sample in samples)
+        return Trace(
+            np.array([sample.at_s for sample in samples]),
+            np.array([sample.power_w for sample in samples]),
+            np.array([sample.energy_j for sample in samples], float) if counted else None,
+            self._missed,
+        )
+
+    def step_times(self, since_s: float = -np.inf) -> NDArray[np.float64]:
+        """How long each step took, for beats from a moment on; the first beat only starts the watch."""
+        beats = [beat for beat in islice(self._beats, 0, len(self._beats)) if beat[0] >= since_s]
+        if len(beats) < 2:
+            return np.empty(0)
+        steps = np.array([count for _, count in beats[1:]], float)
+        return np.asarray(np.diff([at_s for at_s, _ in beats]) / steps)

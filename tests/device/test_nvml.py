@@ -1,0 +1,136 @@
+from __future__ import annotations
+
+import pynvml
+import pytest
+from fake_nvml import FakeNvml
+
+from underwatt.device import nvml as nvml_module
+from underwatt.device.conformance import DeviceConformance
+from underwatt.device.nvml import NvmlBackend, NvmlDevice
+from underwatt.errors import ApplyError, DeviceError, NoDeviceError, NotPermittedError, SensorError
+from underwatt.records import PowerMode
+
+NOT_SUPPORTED = pynvml.NVML_ERROR_NOT_SUPPORTED
+
+
+@pytest.fixture
+def library() -> FakeNvml:
+    return FakeNvml()
+
+
+@pytest.fixture(autouse=True)
+def _as_administrator(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(nvml_module, "_may_administer", lambda: True)
+
+
+class TestNvmlConformance(DeviceConformance):
+    @pytest.fixture
+    def device(self, library: FakeNvml) -> NvmlDevice:
+        return NvmlDevice("GPU-1", nvml=library)
+
+
+def test_apply_locks_clocks_and_restore_unlocks_and_brings_the_old_limit_back(library: FakeNvml) -> None:
+    device = NvmlDevice("0", nvml=library)
+    found = device.snapshot()
+    device.apply(PowerMode(gpu_mhz=1200, mem_mhz=405, power_limit_w=150))
+    assert (library.gpu_lock, library.mem_lock, library.limit_mw) == ((1200, 1200), (405, 405), 150_000)
+    device.restore(found)
+    assert (library.gpu_lock, library.mem_lock, library.limit_mw) == (None, None, 250_000)
+
+
+def test_refused_write_says_what_would_permit_it(library: FakeNvml) -> None:
+    library.failing["nvmlDeviceSetPowerManagementLimit"] = pynvml.NVML_ERROR_NO_PERMISSION
+    with pytest.raises(NotPermittedError, match="sudo"):
+        NvmlDevice("0", nvml=library).apply(PowerMode(power_limit_w=150))
+
+
+def test_silently_rounded_limit_is_an_error(library: FakeNvml) -> None:
+    library.limit_step_mw = 100_000
+    with pytest.raises(ApplyError, match="reads back 100 W"):
+        NvmlDevice("0", nvml=library).apply(PowerMode(power_limit_w=150))
+
+
+def test_missing_sensor_is_an_error_never_zero_watts(library: FakeNvml) -> None:
+    library.failing |= {"nvmlDeviceGetPowerUsage": NOT_SUPPORTED, "nvmlDeviceGetFieldValues": NOT_SUPPORTED}
+    device = NvmlDevice("0", nvml=library)
+    with pytest.raises(SensorError, match="does not report its power"):
+        device.read_power()
+    power = next(item for item in device.capabilities() if item.name == "power")
+    assert not power.usable
+
+
+@pytest.mark.parametrize("reading_mw", [0, 9_000_000])
+def test_garbage_reading_is_an_error(library: FakeNvml, reading_mw: int) -> None:
+    device = NvmlDevice("0", nvml=library)
+    library.power_mw = reading_mw
+    with pytest.raises(SensorError, match="cannot be"):
+        device.read_power()
+
+
+def test_sensor_that_vanishes_is_an_error(library: FakeNvml) -> None:
+    device = NvmlDevice("0", nvml=library)
+    assert device.read_power().power_w == pytest.approx(123.456)
+    library.failing["nvmlDeviceGetFieldValues"] = pynvml.NVML_ERROR_GPU_IS_LOST
+    with pytest.raises(SensorError, match="stopped reporting"):
+        device.read_power()
+
+
+def test_usual_reading_where_there_is_no_instant_one(library: FakeNvml) -> None:
+    library.failing["nvmlDeviceGetFieldValues"] = NOT_SUPPORTED
+    library.power_mw = 77_000
+    assert NvmlDevice("0", nvml=library).read_power().power_w == 77
+
+
+def test_each_call_is_probed_on_its_own(library: FakeNvml) -> None:
+    library.failing["nvmlDeviceGetSupportedMemoryClocks"] = NOT_SUPPORTED
+    library.failing["nvmlDeviceGetTotalEnergyConsumption"] = NOT_SUPPORTED
+    device = NvmlDevice("0", nvml=library)
+    assert [knob.name for knob in device.space.knobs] == ["power_limit_w"]
+    assert device.read_power().energy_j is None
+    missing = {item.name: item.detail for item in device.capabilities() if not item.usable}
+    assert set(missing) == {"gpu_mhz", "mem_mhz", "energy"}
+    assert "Not Supported" in missing["mem_mhz"]
+
+
+def test_init_works_and_queries_fail_is_reported_as_such(library: FakeNvml) -> None:
+    library.failing = {name: NOT_SUPPORTED for name in dir(FakeNvml) if name.startswith("nvmlDeviceGet")}
+    del library.failing["nvmlDeviceGetHandleByIndex"], library.failing["nvmlDeviceGetCount"]
+    backend = NvmlBackend(library)
+    assert backend.affinity() == 0.0
+    with pytest.raises(DeviceError, match="NVML starts here but does not answer"):
+        backend.open("")
+
+
+def test_no_driver_is_no_device(library: FakeNvml) -> None:
+    library.failing["nvmlInit"] = pynvml.NVML_ERROR_LIBRARY_NOT_FOUND
+    assert NvmlBackend(library).find() == ()
+    with pytest.raises(NoDeviceError, match="does not start"):
+        NvmlBackend(library).open("")
+
+
+def test_unknown_card_is_named(library: FakeNvml) -> None:
+    with pytest.raises(NoDeviceError, match="'GPU-7'"):
+        NvmlBackend(library).open("GPU-7")
+
+
+def test_backend_lists_cards(library: FakeNvml) -> None:
+    backend = NvmlBackend(library)
+    assert backend.find() == ("GPU-1",)
+    assert backend.affinity() > 0.5
+    assert backend.open("").info.address == "nvml:GPU-1"
+
+
+def test_throttling_has_reasons(library: FakeNvml) -> None:
+    device = NvmlDevice("0", nvml=library)
+    assert device.read_state().throttle_reasons == ()
+    library.throttle_bits = library.nvmlClocksThrottleReasonSwPowerCap
+    assert device.read_state().throttle_reasons == ("power limit reached",)
+
+
+def test_an_unprivileged_user_changes_nothing_by_restoring(library: FakeNvml, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(nvml_module, "_may_administer", lambda: False)
+    device = NvmlDevice("0", nvml=library)
+    library.calls.clear()
+    device.restore(device.snapshot())
+    assert not [name for name in library.calls if "Set" in name or "Reset" in name]
+    assert all(item.remedy for item in device.capabilities() if item.kind == "knob")
