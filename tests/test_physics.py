@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 from hypothesis import given
@@ -120,4 +118,3 @@ def test_arrays_and_single_modes_agree() -> None:
     for at, mode in enumerate((clocks(2, 500, 300, 665), clocks(8, 2000, 1300, 3199))):
         alone = step_power(POWER, mode, step_times(constants, mode, 16.0)).total_w
         assert together[at] == pytest.approx(float(alone))
-    assert replace(constants, load_workers=1.0) != constants
