@@ -70,7 +70,7 @@ def one_case(rng: random.Random, device: VirtualJetson, settling: Settling) -> d
         0.1, lambda: temperatures_c.append((device.clock.now_s(), device.board.temperature_c))
     )
     with Session(device) as session:
-        found = measure(session, workload, setting, settling=settling)
+        found = measure(session, workload.start(setting.batch_size), setting, settling=settling)
     observer.cancel()
     from_s = device.clock.now_s() - found.window_s
     temperature_c = statistics.mean(degrees_c for at_s, degrees_c in temperatures_c if at_s >= from_s)

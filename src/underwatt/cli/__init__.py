@@ -6,23 +6,48 @@ Exit codes: 0 done, 1 something went wrong, 2 the command line or a file makes n
 from __future__ import annotations
 
 import sys
+from importlib import import_module
+from typing import Any
 
 import typer
 from rich.console import Console
+from typer.core import TyperGroup
 
 from underwatt import __version__
-from underwatt.cli import devices
 from underwatt.errors import InputError, UnderwattError
+
+# Which module holds a command. Only that one is imported, so that `underwatt restore` does not wait for a database.
+HOMES = {
+    "devices": "devices",
+    "set": "devices",
+    "restore": "devices",
+    "profile": "profile",
+    "store": "store",
+}
+
+
+class _LazyGroup(TyperGroup):
+    def list_commands(self, ctx: Any) -> list[str]:
+        del ctx
+        return list(HOMES)
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        del ctx
+        if cmd_name not in HOMES:
+            return None
+        module = import_module(f"underwatt.cli.{HOMES[cmd_name]}")
+        return typer.main.get_group(module.app).commands[cmd_name]
+
 
 app = typer.Typer(
     name="underwatt",
+    cls=_LazyGroup,
     help="Train as fast as a power budget allows.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-devices.add_to(app)
 
 
 def _show_version(wanted: bool) -> None:

@@ -26,15 +26,10 @@ WATCH_PERIOD_S = 0.5
 DEVICE_HELP = "Address of the device, such as jetson, nvml:0 or virtual:nano; the likeliest one by default."
 
 _out = Console()
+app = typer.Typer()
 
 
-def add_to(app: typer.Typer) -> None:
-    """Add this module's commands."""
-    app.command("devices")(show_devices)
-    app.command("set")(set_mode)
-    app.command("restore")(restore)
-
-
+@app.command("devices")
 def show_devices(
     device: str = typer.Option("", "--device", "-d", help="Only this device, also a simulated one."),
     everything: bool = typer.Option(False, "--all", help="Also list the simulated boards."),
@@ -61,6 +56,7 @@ def show_devices(
         _print_devices(opened, failed)
 
 
+@app.command("set")
 def set_mode(
     device: str = typer.Option("", "--device", "-d", help=DEVICE_HELP),
     cpu_cores: int | None = typer.Option(None, help="Cores online."),
@@ -83,6 +79,7 @@ def set_mode(
     _out.print(f"{target.info.name}: {mode}. [dim]`underwatt restore` puts back what was there before.[/]")
 
 
+@app.command("restore")
 def restore(
     as_json: bool = typer.Option(False, "--json", help="For programs."),
     discard: bool = typer.Option(False, "--discard", help="Remove damaged journals that cannot be restored from."),

@@ -95,3 +95,8 @@ class Backend(Protocol):
     def open(self, where: str) -> Device:
         """Open the device at an address; ``""`` is the usual one."""
         ...
+
+
+def permitted_space(device: Device) -> ModeSpace:
+    """The modes that this user may set: knobs that are not permitted are left as they are."""
+    return device.space.only(item.name for item in device.capabilities() if item.kind == "knob" and item.usable)

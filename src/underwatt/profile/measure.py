@@ -15,8 +15,9 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+    from underwatt.device.base import Device
     from underwatt.device.session import Session
-    from underwatt.workload.base import Workload
+    from underwatt.workload.base import StepRun
 
 CHECK_PERIOD_S = 0.2  # how often the stopping rule is looked at
 
@@ -27,7 +28,7 @@ class MeasureOptions:
 
     precision: float = 0.01  # half width of both 95% intervals, as a share of the value
     warmup_steps: int = 1  # always dropped; more are where they were slow
-    min_steps: int = 6
+    min_steps: int = 8
     min_samples: int = 6
     limit_s: float = 60.0  # give what is known after this long, once there are two steps
     sample_period_s: float = SAMPLE_PERIOD_S
@@ -41,22 +42,23 @@ class MeasureOptions:
 
 def measure(
     session: Session,
-    workload: Workload,
+    run: StepRun,
     setting: Setting,
     options: MeasureOptions | None = None,
     settling: Settling | None = None,
 ) -> Measurement:
-    """Apply a setting, run the job until step time and power are known well enough, and say what they are.
+    """Apply a setting to a job under way and go on until step time and power are known well enough.
 
-    ``settling`` carries what is known of the device's sensor from one measurement to the next, which makes the later
-    ones shorter. Running out of memory and a job that fails are answers, not exceptions; a device that fails is one.
+    ``run`` must be at the setting's batch size; it goes on running afterwards, so that the next mode need not start it
+    again. ``settling`` carries what is known of the device's sensor from one measurement to the next, which makes the
+    later ones shorter. Running out of memory, and a job that fails, are answers; a device that fails is an exception.
     """
     options = options or MeasureOptions()
     clock = session.device.clock
     started_s = clock.now_s()
     session.apply(setting.mode)
     try:
-        found = _run(session, workload, setting, options, settling or Settling())
+        found = _follow(session.device, run, setting, options, settling or Settling())
     except OutOfMemoryError as exc:
         found = Measurement(setting, status=Status.OUT_OF_MEMORY, note=exc.message)
     except StepError as exc:
@@ -64,43 +66,47 @@ def measure(
     return replace(found, cost_s=clock.now_s() - started_s)
 
 
-def _run(
-    session: Session, workload: Workload, setting: Setting, options: MeasureOptions, settling: Settling
-) -> Measurement:
-    device = session.device
+def _follow(device: Device, run: StepRun, setting: Setting, options: MeasureOptions, settling: Settling) -> Measurement:
+    clock = device.clock
     reasons: dict[str, None] = {}  # ordered and unique
-    run = workload.start(setting.batch_size)
-    try:
-        with Meter(device, options.sample_period_s) as meter:
-            for _ in range(options.warmup_steps):
-                if run.step() is None:
-                    return _too_short(setting)
-            begun_s = device.clock.now_s()
-            meter.beat_at(begun_s)
-            looked_s = -math.inf
-            while True:
-                beat = run.step()
-                if beat is not None and beat.at_s >= begun_s:
-                    meter.beat_at(beat.at_s, beat.steps)
-                now_s = device.clock.now_s()
-                if beat is not None and now_s - looked_s < CHECK_PERIOD_S:
-                    continue
-                looked_s = now_s
-                reasons.update(dict.fromkeys(device.read_state().throttle_reasons))
-                known = _evaluate(meter, setting, begun_s, settling)
-                if beat is None and known is None:
-                    return _too_short(setting)
-                if known is not None and (
-                    beat is None or now_s - begun_s >= options.limit_s or _is_enough(known[0], options)
-                ):
-                    break
-    finally:
-        run.stop()
+    begun_s = _warm_up(run, clock.now_s(), options.warmup_steps)
+    if begun_s is None:
+        return _too_short(setting)
+    with Meter(device, options.sample_period_s) as meter:
+        meter.beat_at(begun_s)
+        looked_s = -math.inf
+        while True:
+            beat = run.step()
+            if beat is not None:
+                meter.beat_at(beat.at_s, beat.steps)
+            now_s = clock.now_s()
+            if beat is not None and now_s - looked_s < CHECK_PERIOD_S:
+                continue
+            looked_s = now_s
+            reasons.update(dict.fromkeys(device.read_state().throttle_reasons))
+            known = _evaluate(meter, setting, begun_s, settling)
+            if beat is None and known is None:
+                return _too_short(setting)
+            if known is not None and (
+                beat is None or now_s - begun_s >= options.limit_s or _is_enough(known[0], options)
+            ):
+                break
     found, log_likelihood = known
     settling.learn(log_likelihood)
     if reasons:
         return replace(found, status=Status.THROTTLED, note=f"slowed down: {', '.join(reasons)}")
     return found
+
+
+def _warm_up(run: StepRun, since_s: float, steps: int) -> float | None:
+    """Let some steps pass that began in the new mode; the moment the last one ended, or ``None`` where the job did."""
+    # The first step to end after the change has begun before it.
+    while (beat := run.step()) is not None:
+        if beat.at_s >= since_s:
+            steps -= 1
+        if steps <= 0 and beat.at_s >= since_s:
+            return beat.at_s
+    return None
 
 
 def _too_short(setting: Setting) -> Measurement:

@@ -1,0 +1,177 @@
+"""``underwatt profile``: measure a job on a device, setting by setting."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn
+from rich.table import Table
+
+from underwatt.cli.devices import DEVICE_HELP
+from underwatt.device.base import permitted_space
+from underwatt.device.registry import open_device
+from underwatt.device.session import Session
+from underwatt.errors import InputError
+from underwatt.profile.measure import MeasureOptions
+from underwatt.profile.modes import grid_modes, modes_from_file
+from underwatt.profile.order import ordered_settings, to_measure
+from underwatt.profile.runner import expected_s, run_profile
+from underwatt.profile.store import Store, default_store_path
+from underwatt.records import Measurement, PowerMode, Status, to_json
+from underwatt.workload.choose import JOB_HELP, CommandRate, choose_workload
+
+if TYPE_CHECKING:
+    from underwatt.device.space import ModeSpace
+    from underwatt.profile.runner import ProfileOutcome
+
+STORE_HELP = "Where measurements are kept; $UNDERWATT_STORE, or underwatt.db in this folder, by default."
+DEFAULT_MODES = "10"
+
+_out = Console()
+_log = Console(stderr=True)
+app = typer.Typer()
+
+
+@app.callback()
+def _group() -> None:
+    """Keep this a group, though it has one command."""
+
+
+@app.command("profile")
+def profile(
+    job: list[str] = typer.Argument(..., metavar="JOB", help=JOB_HELP, show_default=False),
+    device: str = typer.Option("", "--device", "-d", help=DEVICE_HELP),
+    batch_sizes: str = typer.Option("", "--batch-sizes", "-b", help="Such as 8,16,32; the job's own by default."),
+    modes: str = typer.Option(
+        DEFAULT_MODES, "--modes", "-m", help="grid (each GPU clock), a number of spread-out modes, or a CSV file."
+    ),
+    store: Path | None = typer.Option(None, "--store", help=STORE_HELP, show_default=False),
+    precision: float = typer.Option(0.01, help="Half width of the 95% intervals to measure to, as a share."),
+    limit_s: float = typer.Option(60.0, help="Longest time to measure one setting."),
+    lr: float | None = typer.Option(None, help="For a command: what {lr} stands for ..."),
+    lr_batch_size: int = typer.Option(128, min=1, help="... at this batch size; scaled by its square root elsewhere."),
+    as_json: bool = typer.Option(False, "--json", help="For programs: every measurement, when done."),
+) -> None:
+    """Measure step time and power of a job at several settings; interrupt and run again to go on where it stopped."""
+    target = open_device(device)
+    workload, suggested = choose_workload(job, target, CommandRate(lr, lr_batch_size))
+    sizes = _batch_sizes(batch_sizes) or suggested
+    if not sizes:
+        raise InputError("A command does not say which batch sizes to try.", hint="Add for example -b 8,16,32,64.")
+    space = permitted_space(target)
+    settings = ordered_settings(_modes(modes, space), sizes)
+    options = MeasureOptions(precision=precision, limit_s=limit_s)
+    with Store(store or default_store_path()) as kept:
+        profile_id = kept.profile_id(target.info, workload.info)
+        known = kept.measurements(profile_id)
+        left = to_measure(settings, known)
+        _log.print(
+            f"{workload.info.name} on {target.info.name}: {len(left)} of {len(settings)} settings to measure, about "
+            f"{_duration(expected_s(len(left), known))} of the device's time. [dim]Store: {kept.path}[/]"
+        )
+        with Session(target) as session, _progress() as progress:
+            if session.recovered:
+                _log.print("A killed session had left this device changed; it was put back first.")
+            bar = progress.add_task("measuring", total=len(left), left="")
+
+            def watch(found: Measurement, done: int, total: int) -> None:
+                known_now = [*known, found]
+                progress.update(bar, completed=done, total=total, left=_duration(expected_s(total - done, known_now)))
+                progress.console.print(_line(found))
+
+            try:
+                outcome = run_profile(session, workload, settings, kept, options=options, watch=watch)
+            except KeyboardInterrupt:
+                _log.print("Interrupted; what was measured is kept. Run the same command again to go on.")
+                raise
+        everything = kept.measurements(profile_id)
+    _report(outcome, everything, profile_id, as_json=as_json)
+    if outcome.failed or not any(m.usable for m in everything):
+        raise typer.Exit(1)
+
+
+def _batch_sizes(text: str) -> tuple[int, ...]:
+    try:
+        sizes = tuple(int(part) for part in text.split(",") if part.strip())
+    except ValueError:
+        sizes = (0,)
+    if any(size < 1 for size in sizes):
+        raise InputError(f"Batch sizes must be whole numbers of at least 1, not {text!r}.", hint="Such as -b 8,16,32.")
+    return sizes
+
+
+def _modes(text: str, space: ModeSpace) -> list[PowerMode]:
+    if not space.knobs:
+        return [PowerMode()]  # nothing may be set: the device as it is
+    if text == "grid":
+        return grid_modes(space)
+    if text.isdecimal() and int(text) > 0:
+        from underwatt.predict.design import spread_modes
+
+        return spread_modes(space.matrix(), [knob.name for knob in space.knobs], int(text))
+    if Path(text).exists():
+        return modes_from_file(Path(text), space)
+    raise InputError(f"--modes {text} is neither 'grid', nor a number, nor a file.")
+
+
+def _progress() -> Progress:
+    return Progress(
+        SpinnerColumn(),
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[left]} left"),
+        console=_log,
+        transient=True,
+    )
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
+
+
+def _line(found: Measurement) -> str:
+    if found.usable:
+        mark = "[green]✓[/]" if found.status is Status.OK else "[yellow]![/]"
+        return (
+            f"{mark} {found.setting}: {found.step_s * 1e3:.1f} ms ±{100 * found.step_s_ci95 / found.step_s:.1f}%, "
+            f"{found.power_w:.2f} W ±{100 * found.power_w_ci95 / found.power_w:.1f}% [dim]{found.note}[/]"
+        )
+    return f"[red]✗[/] {found.setting}: {found.status.value.replace('_', ' ')} [dim]{found.note}[/]"
+
+
+def _report(outcome: ProfileOutcome, everything: tuple[Measurement, ...], profile_id: int, *, as_json: bool) -> None:
+    if as_json:
+        record = {
+            "profile": profile_id,
+            "measured_now": len(outcome.measured),
+            "failed": to_json(outcome.failed),
+            "too_large": to_json(outcome.too_large),
+            "measurements": to_json(everything),
+        }
+        typer.echo(json.dumps(record, indent=2))
+        return
+    usable = [m for m in everything if m.usable]
+    table = Table(box=None, header_style="dim", padding=(0, 2, 0, 0))
+    for column in ("batch", "settings", "samples/s", "watts"):
+        table.add_column(column, justify="right")
+    for size in sorted({m.setting.batch_size for m in usable}):
+        mine = [m for m in usable if m.setting.batch_size == size]
+        rates = [size / m.step_s for m in mine]
+        watts = [m.power_w for m in mine]
+        table.add_row(
+            str(size), str(len(mine)), f"{min(rates):.1f}–{max(rates):.1f}", f"{min(watts):.1f}–{max(watts):.1f}"
+        )
+    _out.print(table)
+    _out.print(f"{len(outcome.measured)} settings measured now, {len(usable)} usable in profile {profile_id}.")
+    if outcome.too_large:
+        sizes = sorted({s.batch_size for s in outcome.too_large})
+        _out.print(f"[yellow]Left out, too large for the memory:[/] batch size {', '.join(map(str, sizes))}.")
+    for failed in outcome.failed:
+        _out.print(f"[red]Failed:[/] {failed.setting}: {failed.note}")

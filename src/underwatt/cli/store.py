@@ -1,0 +1,127 @@
+"""``underwatt store``: what was measured, and taking it from machine to machine."""
+
+from __future__ import annotations
+
+import json
+import sys
+from functools import partial
+from pathlib import Path
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from underwatt.cli.profile import STORE_HELP
+from underwatt.errors import InputError
+from underwatt.profile.exchange import read_file, write_convergence, write_profile
+from underwatt.profile.store import Store, default_store_path
+from underwatt.records import KNOBS, to_json
+
+_out = Console()
+_store_app = typer.Typer(no_args_is_help=True, help="Look at, export and import what was measured.")
+app = typer.Typer()
+app.add_typer(_store_app, name="store")
+_STORE = typer.Option(None, "--store", help=STORE_HELP, show_default=False)
+
+
+@_store_app.command("ls")
+def list_profiles(
+    store: Path | None = _STORE, as_json: bool = typer.Option(False, "--json", help="For programs.")
+) -> None:
+    """List the profiles and convergence runs."""
+    with Store(store or default_store_path(), create=False) as kept:
+        summaries, convergence = kept.summaries(), kept.convergence()
+    if as_json:
+        runs = [{"workload": to_json(workload), "runs": len(found)} for workload, found in convergence]
+        typer.echo(json.dumps({"profiles": to_json(summaries), "convergence": runs}, indent=2))
+        return
+    table = Table(box=None, header_style="dim", padding=(0, 2, 0, 0))
+    for column in ("profile", "workload", "device", "measured", "usable", "since"):
+        table.add_column(column)
+    for item in summaries:
+        table.add_row(
+            str(item.id),
+            item.workload.name,
+            item.device.name,
+            str(item.measured),
+            str(item.usable),
+            item.created_at[:19],
+        )
+    _out.print(table if summaries else "No profiles yet.")
+    for workload, found in convergence:
+        _out.print(f"convergence: {workload.name}, {len(found)} runs [dim]{workload.id}[/]")
+
+
+@_store_app.command("show")
+def show_profile(
+    profile: int = typer.Argument(..., help="Number of the profile, from `underwatt store ls`."),
+    store: Path | None = _STORE,
+    as_json: bool = typer.Option(False, "--json", help="For programs."),
+) -> None:
+    """Show every measurement of a profile."""
+    with Store(store or default_store_path(), create=False) as kept:
+        found = kept.profile(profile)
+    if as_json:
+        typer.echo(json.dumps(to_json(found), indent=2))
+        return
+    _out.print(f"[bold]{found.workload.name}[/] on [bold]{found.device.name}[/]")
+    knobs = [name for name in KNOBS if any(getattr(m.setting.mode, name) is not None for m in found.measurements)]
+    table = Table(box=None, header_style="dim", padding=(0, 2, 0, 0))
+    for column in ("batch", *knobs, "step ms", "watts", "peak W", "status"):
+        table.add_column(column, justify="right")
+    for m in found.measurements:
+        table.add_row(
+            str(m.setting.batch_size),
+            *(f"{value:g}" if (value := getattr(m.setting.mode, name)) is not None else "" for name in knobs),
+            f"{m.step_s * 1e3:.2f}",
+            f"{m.power_w:.2f}",
+            f"{m.peak_w:.2f}",
+            m.status.value,
+        )
+    _out.print(table)
+
+
+@_store_app.command("export")
+def export(
+    profile: str = typer.Argument(..., help="Number of a profile, or the id of a workload's convergence runs."),
+    file: Path | None = typer.Argument(None, help="Where to; standard output by default."),
+    store: Path | None = _STORE,
+) -> None:
+    """Write a profile, or a workload's convergence runs, as CSV that `import` takes on another machine."""
+    with Store(store or default_store_path(), create=False) as kept:
+        if profile.isdecimal():
+            write = partial(write_profile, kept.profile(int(profile)))
+        else:
+            runs = {workload.id: (workload, items) for workload, items in kept.convergence()}
+            if profile not in runs:
+                raise InputError(f"There are no convergence runs {profile!r}.", hint="`underwatt store ls` lists them.")
+            write = partial(write_convergence, *runs[profile])
+    if file is None:
+        write(sys.stdout)
+        return
+    try:
+        with file.open("w", newline="", encoding="utf-8") as out:
+            write(out)
+    except OSError as exc:
+        raise InputError(f"{file} cannot be written: {exc.strerror}.") from exc
+
+
+@_store_app.command("import")
+def import_file(
+    file: Path = typer.Argument(..., help="An exported CSV, a PowerTrain table, or a Zeus power or train trace."),
+    device_name: str = typer.Option("", help="Device of a table that does not say; the file's name by default."),
+    samples_per_epoch: float = typer.Option(1.0, min=1, help="For Zeus traces, which count epochs."),
+    store: Path | None = _STORE,
+) -> None:
+    """Take in measurements: our own export, PowerTrain's tables, Zeus' traces."""
+    found = read_file(file, device_name=device_name, samples_per_epoch=samples_per_epoch)
+    with Store(store or default_store_path()) as kept:
+        for item in found.profiles:
+            number = kept.profile_id(item.device, item.workload)
+            kept.add(number, item.measurements)
+            _out.print(
+                f"profile {number}: {item.workload.name} on {item.device.name}, {len(item.measurements)} measurements"
+            )
+        for workload, runs in found.convergence:
+            kept.add_convergence(workload, runs)
+            _out.print(f"convergence: {workload.name}, {len(runs)} runs")

@@ -1,0 +1,228 @@
+"""Measurements and convergence runs as CSV: our own form, and the public tables and traces of the field.
+
+| form | told by its columns | becomes |
+|---|---|---|
+| profile | ``device_name`` and ``step_s`` | profiles, exactly as exported |
+| convergence | ``workload_name`` and ``samples`` | convergence runs, exactly as exported |
+| PowerTrain table | ``cores`` and ``time_ms`` | one profile, named after the file |
+| Zeus power trace | ``power_limit`` and ``time_per_epoch`` | a profile for each dataset, network and optimizer |
+| Zeus train trace | ``target_metric`` and ``target_epoch`` | convergence runs for each of the same |
+
+Zeus counts epochs, not samples: an epoch is taken as ``samples_per_epoch`` samples. Where that is not given an epoch
+counts as one sample, which changes no comparison between settings of the same workload.
+"""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import json
+import math
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from underwatt.errors import InputError
+from underwatt.records import (
+    KNOBS,
+    ConvergenceRun,
+    DeviceInfo,
+    Measurement,
+    PowerMode,
+    Profile,
+    Setting,
+    Status,
+    WorkloadInfo,
+    to_json,
+)
+from underwatt.tables import read_powertrain_table
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+    from pathlib import Path
+    from typing import TextIO
+
+_FIGURES = ("step_s", "power_w", "peak_w", "energy_j", "window_s", "cost_s", "step_s_ci95", "power_w_ci95")
+_COUNTS = ("steps", "samples", "missed_samples")
+_IDENTITY = ("device_name", "device_id", "device", "workload_name", "workload_id", "workload")
+PROFILE_COLUMNS = (*_IDENTITY, *KNOBS, "batch_size", *_FIGURES, *_COUNTS, "status", "note")
+CONVERGENCE_COLUMNS = (
+    "workload_name", "workload_id", "workload", "batch_size", "target", "samples", "seed", "learning_rate",
+)  # fmt: skip
+
+
+@dataclass(slots=True)
+class Exchanged:
+    """What a file held."""
+
+    profiles: list[Profile] = field(default_factory=list)
+    convergence: list[tuple[WorkloadInfo, tuple[ConvergenceRun, ...]]] = field(default_factory=list)
+
+
+def write_profile(profile: Profile, file: TextIO) -> None:
+    """A profile as CSV, with who it is of on every line, so that one file is enough on another machine."""
+    writer = csv.DictWriter(file, PROFILE_COLUMNS, lineterminator="\n")
+    writer.writeheader()
+    identity = {
+        "device_name": profile.device.name,
+        "device_id": profile.device.id,
+        "device": json.dumps(to_json(profile.device)),
+        **_workload_columns(profile.workload),
+    }
+    for m in profile.measurements:
+        writer.writerow(
+            {
+                **identity,
+                **m.setting.mode.knobs(),
+                "batch_size": m.setting.batch_size,
+                **{name: _cell(getattr(m, name)) for name in (*_FIGURES, *_COUNTS)},
+                "status": m.status.value,
+                "note": m.note,
+            }
+        )
+
+
+def write_convergence(workload: WorkloadInfo, runs: Iterable[ConvergenceRun], file: TextIO) -> None:
+    """Convergence runs as CSV."""
+    writer = csv.DictWriter(file, CONVERGENCE_COLUMNS, lineterminator="\n")
+    writer.writeheader()
+    for run in runs:
+        figures = {name: _cell(value) for name, value in to_json(run).items()}
+        writer.writerow({**_workload_columns(workload), **figures})
+
+
+def read_file(path: Path, *, device_name: str = "", samples_per_epoch: float = 1.0) -> Exchanged:
+    """Read any of the forms above; ``device_name`` names the device of a table that does not say."""
+    try:
+        with path.open(newline="", encoding="utf-8") as file:
+            reader = csv.DictReader(file)
+            columns = set(reader.fieldnames or ())
+            rows = [(reader.line_num, row) for row in reader]
+    except (OSError, UnicodeDecodeError, csv.Error) as exc:
+        raise InputError(f"{path} cannot be read as CSV ({exc}).") from exc
+    name = device_name or path.stem
+    if {"device_name", "step_s"} <= columns:
+        return Exchanged(profiles=_grouped(path, rows, _profile_key, _native_measurement, Profile))
+    if {"workload_name", "samples"} <= columns:
+        return Exchanged(convergence=_grouped(path, rows, _workload_key, _native_run, lambda w, runs: (w, runs)))
+    if {"cores", "time_ms"} <= columns:
+        workload = WorkloadInfo(path.stem, _id(path.stem))
+        return Exchanged(profiles=[Profile(_device(name), workload, tuple(read_powertrain_table(path)))])
+    if {"power_limit", "time_per_epoch"} <= columns:
+
+        def power(row: dict[str, str]) -> Measurement:
+            return _zeus_measurement(row, samples_per_epoch)
+
+        return Exchanged(
+            profiles=_grouped(path, rows, lambda row: (_device(name), _zeus_workload(row)), power, Profile)
+        )
+    if {"target_metric", "target_epoch"} <= columns:
+
+        def train(row: dict[str, str]) -> ConvergenceRun:
+            return _zeus_run(row, samples_per_epoch)
+
+        key = lambda row: (_zeus_workload(row),)  # noqa: E731
+        return Exchanged(convergence=_grouped(path, rows, key, train, lambda w, runs: (w, runs)))
+    raise InputError(
+        f"{path} is no table that Underwatt knows: its columns are {', '.join(sorted(columns)) or 'none'}.",
+        hint="`underwatt store import --help` lists the forms.",
+    )
+
+
+def _grouped(
+    path: Path,
+    rows: list[tuple[int, dict[str, str]]],
+    key_of: Callable[[dict[str, str]], tuple[Any, ...]],
+    item_of: Callable[[dict[str, str]], Any],
+    build: Callable[..., Any],
+) -> list[Any]:
+    """Rows gathered by what they belong to; a bad row is named by its line."""
+    groups: dict[str, tuple[tuple[Any, ...], list[Any]]] = {}
+    for line, row in rows:
+        try:
+            key = key_of(row)
+            groups.setdefault(json.dumps(to_json(key)), (key, []))[1].append(item_of(row))
+        except (ValueError, KeyError, TypeError, InputError) as exc:
+            raise InputError(f"{path}, line {line}: {exc}") from exc
+    if not groups:
+        raise InputError(f"{path} has a header and no rows.")
+    return [build(*key, tuple(items)) for key, items in groups.values()]
+
+
+def _profile_key(row: dict[str, str]) -> tuple[DeviceInfo, WorkloadInfo]:
+    return DeviceInfo(**json.loads(row["device"])), WorkloadInfo(**json.loads(row["workload"]))
+
+
+def _workload_key(row: dict[str, str]) -> tuple[WorkloadInfo]:
+    return (WorkloadInfo(**json.loads(row["workload"])),)
+
+
+def _native_measurement(row: dict[str, str]) -> Measurement:
+    mode = PowerMode.of({name: float(row[name]) for name in KNOBS if row[name]})
+    figures: dict[str, Any] = {name: _number(row[name]) for name in _FIGURES}
+    figures |= {name: int(row[name]) for name in _COUNTS}
+    setting = Setting(mode, int(row["batch_size"]))
+    return Measurement(setting, **figures, status=Status(row["status"]), note=row["note"])
+
+
+def _native_run(row: dict[str, str]) -> ConvergenceRun:
+    return ConvergenceRun(
+        int(row["batch_size"]),
+        float(row["target"]),
+        _number(row["samples"]),
+        int(row["seed"]),
+        _number(row["learning_rate"]),
+    )
+
+
+def _zeus_workload(row: dict[str, str]) -> WorkloadInfo:
+    name = f"{row['dataset']} {row['network']} {row['optimizer']}"
+    return WorkloadInfo(name, _id(name))
+
+
+def _zeus_measurement(row: dict[str, str], samples_per_epoch: float) -> Measurement:
+    batch_size = int(row["batch_size"])
+    step_s = _positive(row, "time_per_epoch") * batch_size / samples_per_epoch
+    mode = PowerMode(power_limit_w=_positive(row, "power_limit"))
+    return Measurement(Setting(mode, batch_size), step_s=step_s, power_w=_positive(row, "average_power"))
+
+
+def _zeus_run(row: dict[str, str], samples_per_epoch: float) -> ConvergenceRun:
+    epochs = _number(row["target_epoch"])  # blank or nan: never reached
+    return ConvergenceRun(
+        int(row["batch_size"]),
+        float(row["target_metric"]),
+        epochs * samples_per_epoch,
+        int(row["run"]),
+        _number(row["learning_rate"]),
+    )
+
+
+def _workload_columns(workload: WorkloadInfo) -> dict[str, str]:
+    return {
+        "workload_name": workload.name,
+        "workload_id": workload.id,
+        "workload": json.dumps(to_json(workload)),
+    }
+
+
+def _device(name: str) -> DeviceInfo:
+    return DeviceInfo(backend="replay", name=name, id=_id(name), address=f"replay:{name}")
+
+
+def _id(name: str) -> str:
+    return hashlib.sha256(name.encode()).hexdigest()[:16]
+
+
+def _cell(value: Any) -> Any:
+    return "" if value is None or (isinstance(value, float) and not math.isfinite(value)) else value
+
+
+def _number(text: str) -> float:
+    return float(text) if text and text.lower() != "nan" else math.nan
+
+
+def _positive(row: dict[str, str], column: str) -> float:
+    value = float(row[column])
+    if not (math.isfinite(value) and value > 0):
+        raise InputError(f"{column} must be positive, not {row[column]!r}.")
+    return value

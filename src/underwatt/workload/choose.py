@@ -1,0 +1,58 @@
+"""Which workload a user's words mean on a device: a job file or a command, run for real or simulated."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from underwatt.device.base import SimulatesLoad
+from underwatt.errors import InputError, JobError
+from underwatt.workload.simulated import SimulatedWorkload
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from underwatt.device.base import Device
+    from underwatt.workload.base import Workload
+
+JOB_HELP = "file.py:factory, module:factory, or -- COMMAND with {batch_size} in it"
+
+
+@dataclass(frozen=True, slots=True)
+class CommandRate:
+    """The learning rate that fills ``{lr}`` in a command, and the batch size it suits."""
+
+    lr: float | None = None
+    lr_batch_size: int = 128
+
+
+def choose_workload(
+    words: Sequence[str], device: Device, rate: CommandRate | None = None
+) -> tuple[Workload, tuple[int, ...]]:
+    """The workload that the words of a command line name, and the batch sizes it suggests (none for a command)."""
+    simulated = isinstance(device, SimulatesLoad)
+    if not words:
+        raise InputError("No job was named.", hint=f"Give {JOB_HELP}.")
+    if len(words) > 1 or ":" not in words[0]:
+        if simulated:
+            raise InputError(
+                f"A command cannot run on {device.info.name}: what a foreign program computes cannot be simulated.",
+                hint="Give a job as file.py:factory, or use a real device.",
+            )
+        from underwatt.workload.command import CommandWorkload
+
+        rate = rate or CommandRate()
+        return CommandWorkload(words, lr=rate.lr, lr_batch_size=rate.lr_batch_size), ()
+    from underwatt.workload.isolated import IsolatedWorkload
+
+    job = IsolatedWorkload(words[0])
+    batch_sizes = tuple(job.job.batch_sizes)
+    if not isinstance(device, SimulatesLoad):
+        return job, batch_sizes
+    cost = job.cost()
+    if cost is None:
+        raise JobError(
+            f"The cost of {job.info.name} cannot be counted, so it cannot be simulated.",
+            hint="Its model must run on PyTorch's meta device; otherwise use a real device.",
+        )
+    return SimulatedWorkload(job.info, cost, device), batch_sizes

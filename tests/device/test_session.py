@@ -1,0 +1,241 @@
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from underwatt.device.jetson import JetsonDevice
+from underwatt.device.jetson.sysfs import Sysfs
+from underwatt.device.journal import Journal, state_dir
+from underwatt.device.registry import open_device
+from underwatt.device.session import Session, restore_all, set_and_leave
+from underwatt.device.virtual.board import VirtualBoard
+from underwatt.device.virtual.boards import BOARDS
+from underwatt.device.virtual.sysfs_tree import SysfsBoard
+from underwatt.errors import ApplyError, DeviceBusyError, JournalError, UnderwattError
+
+CHILD = Path(__file__).with_name("session_child.py")
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    SysfsBoard.create(VirtualBoard(BOARDS["orin-nano"]), tmp_path / "board")
+    return tmp_path / "board"
+
+
+@pytest.fixture
+def device(root: Path) -> JetsonDevice:
+    return JetsonDevice(root)
+
+
+def files(root: Path) -> dict[str, bytes]:
+    """Every file of a board, byte for byte."""
+    return {str(path.relative_to(root)): path.read_bytes() for path in sorted(root.rglob("*")) if path.is_file()}
+
+
+def journals() -> list[str]:
+    return [path.name for path in state_dir().glob("*.json")]
+
+
+def test_everything_is_back_after_a_session(device: JetsonDevice, root: Path) -> None:
+    before = files(root)
+    with Session(device) as session:
+        session.apply(device.space.lowest)
+        assert files(root) != before
+        assert len(journals()) == 1
+    assert files(root) == before
+    assert journals() == []
+
+
+@pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt, SystemExit])
+def test_everything_is_back_after_an_exception(device: JetsonDevice, root: Path, error: type[BaseException]) -> None:
+    before = files(root)
+    with pytest.raises(error), Session(device) as session:  # noqa: PT012
+        session.apply(device.space.lowest)
+        raise error
+    assert files(root) == before
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
+def test_everything_is_back_after_a_signal(device: JetsonDevice, root: Path, number: signal.Signals) -> None:
+    before = files(root)
+    with pytest.raises((SystemExit, KeyboardInterrupt)), Session(device) as session:  # noqa: PT012
+        session.apply(device.space.lowest)
+        os.kill(os.getpid(), number)
+        time.sleep(1)
+        pytest.fail("the signal was lost")
+    assert files(root) == before
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+
+
+def test_a_signal_waits_until_the_device_is_in_one_piece(device: JetsonDevice, root: Path) -> None:
+    before = files(root)
+    seen: list[dict[str, bytes]] = []
+    apply = device.apply
+
+    def apply_with_signal(mode: object) -> None:
+        os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(0.05)
+        apply(mode)  # type: ignore[arg-type]
+        seen.append(files(root))
+
+    device.apply = apply_with_signal  # type: ignore[method-assign]
+    with pytest.raises(KeyboardInterrupt), Session(device) as session:
+        session.apply(device.space.lowest)
+    assert len(seen) == 1
+    assert seen[0] != before
+    assert files(root) == before
+
+
+def test_a_session_that_sets_nothing_writes_nothing(device: JetsonDevice, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Sysfs, "write", lambda *_: pytest.fail("it wrote"))
+    with Session(device):
+        device.read_power()
+        assert journals() == []
+
+
+def test_a_session_works_outside_the_main_thread(device: JetsonDevice, root: Path) -> None:
+    before = files(root)
+    done: list[bool] = []
+
+    def work() -> None:
+        with Session(device) as session:
+            session.apply(device.space.lowest)
+            done.append(files(root) != before)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert done == [True]
+    assert files(root) == before
+
+
+def test_the_second_session_is_told_who_has_the_device(device: JetsonDevice, root: Path) -> None:
+    with Session(device), pytest.raises(DeviceBusyError, match=f"process {os.getpid()}"), Session(JetsonDevice(root)):
+        pass
+
+
+def test_a_forked_child_restores_nothing(device: JetsonDevice, root: Path) -> None:
+    with Session(device) as session:
+        session.apply(device.space.lowest)
+        during = files(root)
+        child = os.fork()
+        if child == 0:
+            session.restore()
+            os._exit(0)
+        os.waitpid(child, 0)
+        assert files(root) == during
+
+
+def test_what_cannot_be_put_back_stays_in_the_journal(
+    device: JetsonDevice, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = files(root)
+
+    def refuse(_: object) -> None:
+        raise ApplyError("The bus is gone.")
+
+    with pytest.raises(ApplyError, match="underwatt restore"), Session(device) as session:  # noqa: PT012
+        session.apply(device.space.lowest)
+        monkeypatch.setattr(device, "restore", refuse)
+    assert len(journals()) == 1
+    assert [error for _, error in restore_all()] == [None]
+    assert files(root) == before
+
+
+def test_the_next_session_finishes_what_a_killed_one_left(device: JetsonDevice, root: Path) -> None:
+    before = files(root)
+    Journal.of(device.info, "session", state_dir()).write(device.info, device.snapshot())
+    device.apply(device.space.highest)  # and then it was killed
+    assert files(root) != before
+    with Session(JetsonDevice(root)) as session:
+        assert session.recovered
+        assert files(root) == before
+    assert journals() == []
+
+
+def test_a_corrupt_journal_stops_the_session_and_stays(device: JetsonDevice) -> None:
+    journal = Journal.of(device.info, "session", state_dir())
+    journal.path.parent.mkdir(parents=True, exist_ok=True)
+    journal.path.write_text("garbage")
+    with pytest.raises(JournalError, match="damaged"), Session(device):
+        pass
+    assert journal.path.read_text() == "garbage"
+    [(_, error)] = restore_all()
+    assert isinstance(error, JournalError)
+    assert [error for _, error in restore_all(discard=True)] == [None]
+    assert not journal.exists()
+    with Session(device):
+        pass
+
+
+def test_set_outlives_sessions_and_restore_brings_the_first_state_back(device: JetsonDevice, root: Path) -> None:
+    before = files(root)
+    set_and_leave(device, device.space.lowest)
+    once = files(root)
+    with Session(device) as session:
+        session.apply(device.space.highest)
+    assert files(root) == once
+    set_and_leave(device, device.space[3])
+    assert [error for _, error in restore_all()] == [None]
+    assert files(root) == before
+    assert restore_all() == []
+
+
+def test_set_after_a_killed_session_keeps_the_state_before_it(device: JetsonDevice, root: Path) -> None:
+    before = files(root)
+    Journal.of(device.info, "session", state_dir()).write(device.info, device.snapshot())
+    device.apply(device.space.highest)  # what a killed session had set
+    set_and_leave(device, device.space.lowest)
+    restore_all()
+    assert files(root) == before
+
+
+def test_a_journal_of_a_device_that_is_gone_is_an_error_and_stays(device: JetsonDevice) -> None:
+    Journal.of(device.info, "session", state_dir()).write(device.info, {})
+
+    def gone(_: str) -> JetsonDevice:
+        raise UnderwattError("It is gone.")
+
+    [(name, error)] = restore_all(open_address=gone)
+    assert device.info.name in name
+    assert str(error) == "It is gone."
+    assert len(journals()) == 1
+
+
+def test_in_process_devices_need_no_journal() -> None:
+    virtual = open_device("virtual:nano")
+    found = dict(virtual.snapshot())
+    with Session(virtual) as session, Session(open_device("virtual:nano")):
+        session.apply(virtual.space.lowest)
+        assert not state_dir().exists()
+    assert dict(virtual.snapshot()) == found
+
+
+def _kill_a_session(root: Path, seed: int, after_s: float) -> None:
+    with subprocess.Popen([sys.executable, str(CHILD), str(root), str(seed)], stdout=subprocess.PIPE) as child:
+        assert child.stdout is not None
+        assert child.stdout.readline() == b"begun\n"
+        time.sleep(after_s)
+        child.kill()
+
+
+@pytest.mark.slow
+def test_kill_9_at_50_random_moments_always_restores(root: Path) -> None:
+    before = files(root)
+    chance = random.Random(0)
+    restored = changed = 0
+    for seed in range(50):
+        _kill_a_session(root, seed, after_s=chance.random() * 0.15)
+        changed += files(root) != before
+        subprocess.run([sys.executable, "-m", "underwatt", "restore"], check=True, capture_output=True)
+        restored += files(root) == before
+    assert restored == 50
+    assert changed >= 10, "the kills came too late to prove anything"
