@@ -10,11 +10,13 @@ if TYPE_CHECKING:
     from underwatt.device.session import Session
     from underwatt.errors import UnderwattError
     from underwatt.records import Measurement, PowerMode, Profile, Setting
+    from underwatt.workload.job import Job
 
 __version__ = "0.1.0"
 
 # Resolved when first used, so that `import underwatt` in a training script costs next to nothing.
 _HOMES = {
+    "Job": "underwatt.workload.job",
     "Measurement": "underwatt.records",
     "PowerMode": "underwatt.records",
     "Profile": "underwatt.records",
@@ -25,6 +27,7 @@ _HOMES = {
 }
 
 __all__ = [
+    "Job",
     "Measurement",
     "PowerMode",
     "Profile",
