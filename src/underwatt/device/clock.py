@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Protocol
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+_ROUNDING_S = 1e-9  # sums of decimal seconds miss whole ones by less than this
+
 
 class Timer(Protocol):
     """A repeating call that can be stopped."""
@@ -107,7 +109,7 @@ class VirtualClock:
         end_s = self._now_s + max(0.0, seconds)
         while True:
             due = min(self._timers, key=lambda timer: timer.due_s, default=None)
-            if due is None or due.due_s > end_s:
+            if due is None or due.due_s > end_s + _ROUNDING_S:
                 self._move_to(end_s)
                 return
             self._move_to(max(due.due_s, self._now_s))
@@ -124,12 +126,15 @@ class VirtualClock:
 class _VirtualTimer:
     def __init__(self, clock: VirtualClock, due_s: float, period_s: float, call: Callable[[], None]) -> None:
         self.due_s = due_s
+        self._start_s = due_s
+        self._fired = 0
         self._clock = clock
         self._period_s = period_s
         self._call = call
 
     def fire(self) -> None:
-        self.due_s += self._period_s
+        self._fired += 1
+        self.due_s = self._start_s + self._fired * self._period_s
         self._call()
 
     def cancel(self) -> None:

@@ -1,0 +1,184 @@
+"""NVIDIA's power modes: which one is active, what it caps, and which switch would need a reboot.
+
+Only files are read; the ``nvpmodel`` program is never run.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from underwatt.errors import DeviceError, InputError, ModeError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from underwatt.device.jetson.sysfs import Sysfs
+
+CONF_FILE = "etc/nvpmodel.conf"
+STATUS_FILE = "var/lib/nvpmodel/status"
+_NO_CAP = 2**31 - 1
+_REBOOT_ARGS = ("TPC_PG_MASK", "FBP_PG_MASK")
+_HEADER = re.compile(r"<\s*([A-Z_]+)\s*(.*?)\s*>")
+
+
+@dataclass(frozen=True, slots=True)
+class Caps:
+    """What a power mode allows at most; nothing named is nothing capped."""
+
+    gpu_hz: int | None = None
+    emc_hz: int | None = None
+    cpu_khz: Mapping[int, int] = field(default_factory=dict)  # by a core of the cluster
+    all_cpu_khz: int | None = None  # where the file does not say for which core
+    cores_off: frozenset[int] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class NvpMode:
+    """One mode of the file: values by parameter and argument, as (``GPU``, ``MAX_FREQ``)."""
+
+    id: int
+    name: str
+    values: Mapping[tuple[str, str], str]
+
+
+@dataclass(frozen=True, slots=True)
+class NvpConf:
+    """The whole file: the modes by number, the path behind each argument, and the mode set at boot."""
+
+    modes: Mapping[int, NvpMode] = field(default_factory=dict)
+    paths: Mapping[tuple[str, str], str] = field(default_factory=dict)
+    default_id: int | None = None
+
+    def caps(self, mode_id: int | None) -> Caps:
+        """What a mode caps; one that is not in the file (a custom one) caps nothing that we know of."""
+        mode = None if mode_id is None else self.modes.get(mode_id)
+        return _caps(mode, self.paths) if mode else Caps()
+
+    def reboot_reasons(self, from_id: int | None, to_id: int) -> tuple[str, ...]:
+        """The arguments that differ between two modes and only take effect after a reboot."""
+        before = self.modes.get(from_id) if from_id is not None else None
+        after = self.modes.get(to_id)
+        if before is None or after is None:
+            return ()
+        keys = {key for key in (*before.values, *after.values) if key[1] in _REBOOT_ARGS}
+        return tuple(sorted({arg for param, arg in keys if _differ(before, after, (param, arg))}))
+
+    def check_switch(self, from_id: int | None, to_id: int) -> None:
+        """Raise ``ModeError`` where a mode does not exist, or could only be entered by a reboot."""
+        if to_id not in self.modes:
+            known = ", ".join(f"{mode.id} ({mode.name})" for mode in self.modes.values()) or "none"
+            raise ModeError(f"There is no nvpmodel mode {to_id}.", hint=f"Modes here: {known}.")
+        reasons = self.reboot_reasons(from_id, to_id)
+        if reasons:
+            raise ModeError(
+                f"Switching nvpmodel from mode {from_id} to {to_id} changes {' and '.join(reasons)}, "
+                "which needs a reboot.",
+                hint=f"Underwatt never reboots a board: run 'sudo nvpmodel -m {to_id}', reboot, and start again.",
+            )
+
+
+def parse_conf(text: str) -> NvpConf:
+    """Read the text of ``nvpmodel.conf``; raises ``InputError`` naming the line that makes no sense."""
+    modes: dict[int, NvpMode] = {}
+    paths: dict[tuple[str, str], str] = {}
+    default_id: int | None = None
+    section, param, values = "", "", dict[tuple[str, str], str]()
+    for number, raw in enumerate(text.splitlines(), start=1):
+        line = raw.split("#", 1)[0].strip()
+        if line.startswith("<"):
+            section, attributes = _header(line, number)
+            if section == "PARAM":
+                param = attributes.get("NAME", "")
+            elif section == "POWER_MODEL":
+                mode_id, values = _number(attributes, "ID", number), {}
+                if mode_id in modes:
+                    raise InputError(f"Line {number} of nvpmodel.conf defines mode {mode_id} again.")
+                modes[mode_id] = NvpMode(mode_id, attributes.get("NAME", str(mode_id)), values)
+            elif section == "PM_CONFIG":
+                default_id = _number(attributes, "DEFAULT", number)
+            continue
+        words = line.split()
+        if section == "PARAM" and len(words) >= 2:
+            paths[param, words[0]] = words[1]
+        elif section == "POWER_MODEL" and words:
+            if len(words) < 3:
+                raise InputError(f"Line {number} of nvpmodel.conf is not 'PARAM ARG VALUE': {line[:60]!r}.")
+            values[words[0], words[1]] = words[2]
+    return NvpConf(modes, paths, default_id)
+
+
+def read_conf(sysfs: Sysfs) -> NvpConf:
+    """The modes of this board, none where it has no such file; raises ``InputError`` for a corrupt one."""
+    try:
+        return parse_conf(sysfs.read(CONF_FILE))
+    except DeviceError:
+        return NvpConf()
+
+
+def active_id(sysfs: Sysfs) -> int | None:
+    """The number of the active mode, or ``None`` where the board does not tell."""
+    try:
+        found = re.search(r"pmode:\s*([0-9]{1,6})", sysfs.read(STATUS_FILE))
+    except DeviceError:
+        return None
+    return int(found[1]) if found else None
+
+
+def _header(line: str, number: int) -> tuple[str, dict[str, str]]:
+    found = _HEADER.fullmatch(line)
+    if not found:
+        raise InputError(f"Line {number} of nvpmodel.conf is not a section header: {line[:60]!r}.")
+    pairs = (word.partition("=") for word in found[2].split())
+    return found[1], {key: value for key, _, value in pairs}
+
+
+def _number(attributes: Mapping[str, str], key: str, number: int) -> int:
+    text = attributes.get(key, "")
+    if not re.fullmatch(r"[0-9]{1,6}", text):
+        raise InputError(f"Line {number} of nvpmodel.conf needs {key}=number, not {text[:20]!r}.")
+    return int(text)
+
+
+def _caps(mode: NvpMode, paths: Mapping[tuple[str, str], str]) -> Caps:
+    cpu_khz: dict[int, int] = {}
+    all_cpu_khz: int | None = None
+    cores_off: set[int] = set()
+    for (param, arg), text in mode.values.items():
+        core = re.fullmatch(r"CORE_([0-9]{1,4})", arg)
+        if param == "CPU_ONLINE" and core and text == "0":
+            cores_off.add(int(core[1]))
+        cap = _cap(text)
+        if param.startswith("CPU_") and arg == "MAX_FREQ" and cap:
+            named = re.search(r"/(?:cpu|policy)([0-9]{1,4})/", paths.get((param, arg), ""))
+            if named:
+                cpu_khz[int(named[1])] = cap
+            else:
+                all_cpu_khz = min(cap, all_cpu_khz or cap)
+    return Caps(
+        gpu_hz=_cap(mode.values.get(("GPU", "MAX_FREQ"), "")),
+        emc_hz=_cap(mode.values.get(("EMC", "MAX_FREQ"), "")),
+        cpu_khz=cpu_khz,
+        all_cpu_khz=all_cpu_khz,
+        cores_off=frozenset(cores_off - {0}),
+    )
+
+
+def _cap(text: str) -> int | None:
+    """A cap in the file's own unit; 0, -1 and the largest 32-bit number all mean none."""
+    if not re.fullmatch(r"[0-9]{1,12}", text):
+        return None
+    value = int(text)
+    return value if 0 < value < _NO_CAP else None
+
+
+def _differ(before: NvpMode, after: NvpMode, key: tuple[str, str]) -> bool:
+    """Whether both modes name a mask and the masks differ, however they are spelled."""
+    one, other = before.values.get(key), after.values.get(key)
+    if one is None or other is None:
+        return False
+    try:
+        return int(one, 0) != int(other, 0)
+    except ValueError:
+        return one != other

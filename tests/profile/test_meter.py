@@ -1,0 +1,122 @@
+from __future__ import annotations
+
+import time
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from profile_helpers import COST, virtual
+
+from underwatt.device.clock import SystemClock, VirtualClock
+from underwatt.errors import MeasureError, SensorError
+from underwatt.profile.meter import Meter, Trace
+from underwatt.records import PowerSample
+
+
+class Scripted:
+    """Only what a meter needs of a device: a clock and a power reading."""
+
+    def __init__(self, clock: VirtualClock | SystemClock, *, counter: bool = False) -> None:
+        self.clock = clock
+        self.power_w = 10.0
+        self.counter = counter
+        self.broken = False
+
+    def read_power(self) -> PowerSample:
+        if self.broken:
+            raise SensorError("The sensor is gone.")
+        now_s = self.clock.now_s()
+        return PowerSample(now_s, self.power_w, 7.0 * now_s if self.counter else None)
+
+
+def test_energy_is_the_integral_of_power() -> None:
+    device = Scripted(VirtualClock())
+    with Meter(device) as meter:  # type: ignore[arg-type]
+        device.clock.sleep(1.0)
+        device.power_w = 20.0
+        device.clock.sleep(1.0)
+    trace = meter.trace()
+    assert len(trace) == 21
+    assert trace.energy_j == pytest.approx(30, abs=1.1)
+    assert meter.trace(1.5).at_s[0] == pytest.approx(1.5)
+    assert trace.peak_w == 20
+    assert trace.missed == 0
+
+
+def test_the_hardware_counter_is_preferred() -> None:
+    device = Scripted(VirtualClock(), counter=True)
+    with Meter(device) as meter:  # type: ignore[arg-type]
+        device.clock.sleep(2.0)
+    trace = meter.trace()
+    assert trace.energy_j == pytest.approx(14)
+    assert trace.integrated_j == pytest.approx(20)
+    at_s, watts = trace.mean_watts()
+    assert len(at_s) == len(trace) - 1
+    assert watts == pytest.approx(np.full(20, 7.0))
+
+
+def test_a_sensor_that_vanishes_is_raised_and_never_zero_watts() -> None:
+    device = Scripted(VirtualClock())
+    with Meter(device) as meter:  # type: ignore[arg-type]
+        device.clock.sleep(0.5)
+        device.broken = True
+        device.clock.sleep(0.5)
+        with pytest.raises(SensorError, match="gone"):
+            meter.trace()
+
+
+def test_a_sensor_that_never_worked_is_raised_at_once() -> None:
+    device = Scripted(VirtualClock())
+    device.broken = True
+    with pytest.raises(SensorError), Meter(device):  # type: ignore[arg-type]
+        pass
+
+
+def test_missed_samples_are_counted() -> None:
+    device = Scripted(SystemClock())
+    slow = device.read_power
+
+    def read_slowly() -> PowerSample:
+        if len(meter._samples) == 3:
+            time.sleep(0.11)
+        return slow()
+
+    meter = Meter(device, 0.02)  # type: ignore[arg-type]
+    device.read_power = read_slowly  # type: ignore[method-assign]
+    with meter:
+        time.sleep(0.4)
+    assert 3 <= meter.trace().missed <= 9
+
+
+@given(st.lists(st.tuples(st.floats(0.001, 5), st.integers(1, 4)), min_size=1, max_size=20))
+def test_step_times_are_the_distances_between_beats(steps: list[tuple[float, int]]) -> None:
+    meter = Meter(Scripted(VirtualClock()))  # type: ignore[arg-type]
+    at_s = 3.0
+    meter.beat_at(at_s)
+    for seconds, count in steps:
+        at_s += seconds * count
+        meter.beat_at(at_s, count)
+    assert meter.step_times() == pytest.approx([seconds for seconds, _ in steps])
+    assert len(meter.step_times(since_s=at_s + 1)) == 0
+
+
+def test_beats_are_stamped_in_the_devices_time() -> None:
+    device = virtual()
+    with Meter(device) as meter:
+        for _ in range(3):
+            device.run_step(COST, 4)
+            meter.beat()
+    times_s = meter.step_times()
+    assert times_s == pytest.approx(device.board.true_step_s(COST, device.board.mode, 4), rel=0.05)
+
+
+def test_nonsense_period_is_refused() -> None:
+    with pytest.raises(MeasureError):
+        Meter(virtual(), 0)
+
+
+def test_a_part_keeps_the_count_of_missed_samples() -> None:
+    trace = Trace(np.arange(4.0), np.ones(4), None, 2)
+    assert trace.part(2).missed == 2
+    assert len(trace.part(2)) == 2
