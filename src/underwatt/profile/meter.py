@@ -81,7 +81,8 @@ class Meter:
         self._period_s = period_s
         self._now_s = device.clock.now_s
         self._samples: deque[PowerSample] = deque(maxlen=KEEP_SAMPLES)
-        self._beats: deque[tuple[float, int]] = deque(maxlen=KEEP_BEATS)
+        self._beats: deque[float] = deque(maxlen=KEEP_BEATS)
+        self._steps_of: dict[float, int] = {}  # of the rare beats that stand for several steps
         self._keep_beat = self._beats.append
         self._error: SensorError | None = None
         self._missed = 0
@@ -99,11 +100,13 @@ class Meter:
 
     def beat(self) -> None:
         """A step is complete, now."""
-        self._keep_beat((self._now_s(), 1))
+        self._keep_beat(self._now_s())
 
     def beat_at(self, at_s: float, steps: int = 1) -> None:
         """Some steps were complete at a moment that somebody else noted."""
-        self._keep_beat((at_s, steps))
+        self._keep_beat(at_s)
+        if steps != 1:
+            self._steps_of[at_s] = steps
 
     def _sample(self) -> None:
         try:
@@ -133,8 +136,8 @@ class Meter:
 
     def step_times(self, since_s: float = -np.inf) -> NDArray[np.float64]:
         """How long each step took, for beats from a moment on; the first beat only starts the watch."""
-        beats = [beat for beat in islice(self._beats, 0, len(self._beats)) if beat[0] >= since_s]
+        beats = [at_s for at_s in islice(self._beats, 0, len(self._beats)) if at_s >= since_s]
         if len(beats) < 2:
             return np.empty(0)
-        steps = np.array([count for _, count in beats[1:]], float)
-        return np.asarray(np.diff([at_s for at_s, _ in beats]) / steps)
+        steps = np.array([self._steps_of.get(at_s, 1) for at_s in beats[1:]], float)
+        return np.asarray(np.diff(beats) / steps)

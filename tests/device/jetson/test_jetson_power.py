@@ -149,9 +149,8 @@ def _timed_s(device: JetsonDevice) -> float:
 
 
 def test_an_idle_rail_a_step_below_zero_is_no_fault(tmp_path: Path) -> None:
-    root = plant(tmp_path, "xavier-agx-jp5")
-    monitor = monitor_of(root)
-    before_w = monitor.total_w()
-    idle = next(iter(sorted(root.glob("sys/bus/i2c/drivers/ina3221/*/hwmon/hwmon*/curr2_input"))))
-    idle.write_text("-8\n")
-    assert 0 < monitor.total_w() < before_w
+    measured = monitor(trees.plant(tmp_path, trees.XAVIER_AGX))
+    before_w = measured.total_w()
+    currents = sorted(tmp_path.glob("sys/bus/i2c/drivers/ina3221/*/hwmon/hwmon*/curr2_input"))
+    currents[0].write_text("-8\n")
+    assert 0 < measured.total_w() < before_w
