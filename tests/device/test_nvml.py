@@ -134,3 +134,20 @@ def test_an_unprivileged_user_changes_nothing_by_restoring(library: FakeNvml, mo
     device.restore(device.snapshot())
     assert not [name for name in library.calls if "Set" in name or "Reset" in name]
     assert all(item.remedy for item in device.capabilities() if item.kind == "knob")
+
+
+def test_restoring_leaves_alone_what_was_not_locked_here(library: FakeNvml) -> None:
+    library.gpu_lock = (900, 900)  # somebody else's lock, which NVML cannot show
+    device = NvmlDevice("0", nvml=library)
+    found = device.snapshot()
+    device.apply(PowerMode(power_limit_w=150))
+    device.restore(found)
+    assert library.gpu_lock == (900, 900)
+    assert library.limit_mw == 250_000
+
+
+def test_finishing_a_killed_session_unlocks_everything(library: FakeNvml) -> None:
+    found = NvmlDevice("0", nvml=library).snapshot()
+    library.gpu_lock = library.mem_lock = (405, 405)
+    NvmlDevice("0", nvml=library).restore(found)
+    assert library.gpu_lock is library.mem_lock is None

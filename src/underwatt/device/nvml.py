@@ -43,6 +43,7 @@ class NvmlDevice:
         self.clock: Clock = clock or SystemClock()
         self._handle = _open_handle(self._nvml, where)
         self._why_not: dict[str, str] = {}
+        self._locked: set[str] | None = None  # knobs locked through this object; None: not known, it set nothing yet
         uuid = _text(self._ask("identity", self._nvml.nvmlDeviceGetUUID) or where)
         name = _text(self._ask("name", self._nvml.nvmlDeviceGetName) or "NVIDIA GPU")
         driver = self._try("driver", self._nvml.nvmlSystemGetDriverVersion)
@@ -173,12 +174,14 @@ class NvmlDevice:
         """Set limit and locked clocks, and read back what can be read back."""
         mode = self.space.check(mode)
         nvml = self._nvml
-        if mode.mem_mhz is not None:
-            mhz = round(mode.mem_mhz)
-            self._set("memory clock", nvml.nvmlDeviceSetMemoryLockedClocks, mhz, mhz)
-        if mode.gpu_mhz is not None:
-            mhz = round(mode.gpu_mhz)
-            self._set("GPU clock", nvml.nvmlDeviceSetGpuLockedClocks, mhz, mhz)
+        self._locked = self._locked or set()
+        for knob, call in (
+            ("mem_mhz", nvml.nvmlDeviceSetMemoryLockedClocks),
+            ("gpu_mhz", nvml.nvmlDeviceSetGpuLockedClocks),
+        ):
+            if (value := mode.knobs().get(knob)) is not None:
+                self._locked.add(knob)
+                self._set(f"clock {knob}", call, round(value), round(value))
         if mode.power_limit_w is not None:
             self._set_limit_mw(round(mode.power_limit_w * 1000))
 
@@ -195,8 +198,10 @@ class NvmlDevice:
             ("gpu_mhz", nvml.nvmlDeviceResetGpuLockedClocks),
             ("mem_mhz", nvml.nvmlDeviceResetMemoryLockedClocks),
         ):
-            # Where this user may not lock clocks, none was locked; where the card cannot, there is nothing to undo.
-            if permitted and self.space.knob(knob) is not None:
+            # Undone is what this object locked; one that set nothing finishes a killed session, which may have locked
+            # anything. Where this user may not lock clocks, or the card cannot, nothing was.
+            mine = self._locked is None or knob in self._locked
+            if mine and permitted and self.space.knob(knob) is not None:
                 self._set(f"unlocking {knob}", reset)
         if "power_limit_mw" in snapshot:
             wanted_mw = int(snapshot["power_limit_mw"])

@@ -64,8 +64,9 @@ class Session:
 
     def apply(self, mode: PowerMode) -> None:
         """Set a power mode until the session ends; a signal waits until the device is in one piece."""
+        if not mode.knobs():
+            return  # a session that sets nothing has nothing to put back: it must never write
         with _signals_deferred():
-            # Only a session that sets something has something to put back: one that reads must never write.
             if self._found is None:
                 found = self.device.snapshot()
                 if not self.device.info.in_process:
