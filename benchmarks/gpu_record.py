@@ -79,6 +79,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", type=Path, required=True)
     parser.add_argument("--window-s", type=float, default=8.0)
+    parser.add_argument("--limit-s", type=float, default=15.0, help="longest time to measure one setting")
     parser.add_argument("--repeats", type=int, default=2)
     arguments = parser.parse_args()
     device = NvmlDevice("0")
@@ -92,7 +93,7 @@ def main() -> None:
         "rows": [],
     }
     print(json.dumps(record["reads"], indent=1), flush=True)
-    options = MeasureOptions(limit_s=15.0)
+    options = MeasureOptions(limit_s=arguments.limit_s)
     as_it_is = PowerMode()
     with Session(device) as session:
         for repeat in range(arguments.repeats):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,12 +17,14 @@ from underwatt.device.base import permitted_space
 from underwatt.device.registry import open_device
 from underwatt.device.session import Session
 from underwatt.errors import InputError
+from underwatt.predict.design import first_settings
+from underwatt.predict.settings import SettingArray
 from underwatt.profile.measure import MeasureOptions
 from underwatt.profile.modes import grid_modes, modes_from_file
-from underwatt.profile.order import ordered_settings, to_measure
+from underwatt.profile.order import in_order, ordered_settings, smallest_too_large, to_measure
 from underwatt.profile.runner import expected_s, run_profile
 from underwatt.profile.store import Store, default_store_path
-from underwatt.records import Measurement, PowerMode, Status, to_json
+from underwatt.records import Measurement, PowerMode, Setting, Status, to_json
 from underwatt.workload.choose import JOB_HELP, CommandRate, choose_workload
 
 if TYPE_CHECKING:
@@ -29,7 +32,7 @@ if TYPE_CHECKING:
     from underwatt.profile.runner import ProfileOutcome
 
 STORE_HELP = "Where measurements are kept; $UNDERWATT_STORE, or underwatt.db in this folder, by default."
-DEFAULT_MODES = "10"
+DEFAULT_SETTINGS = 12
 
 _out = Console()
 _log = Console(stderr=True)
@@ -46,8 +49,11 @@ def profile(
     job: list[str] = typer.Argument(..., metavar="JOB", help=JOB_HELP, show_default=False),
     device: str = typer.Option("", "--device", "-d", help=DEVICE_HELP),
     batch_sizes: str = typer.Option("", "--batch-sizes", "-b", help="Such as 8,16,32; the job's own by default."),
+    count: int = typer.Option(
+        DEFAULT_SETTINGS, "--settings", "-n", min=1, help="So many settings, spread over modes and batch sizes ..."
+    ),
     modes: str = typer.Option(
-        DEFAULT_MODES, "--modes", "-m", help="grid (each GPU clock), a number of spread-out modes, or a CSV file."
+        "", "--modes", "-m", help="... or every batch size at: grid (each GPU clock), a number of modes, or a CSV file."
     ),
     store: Path | None = typer.Option(None, "--store", help=STORE_HELP, show_default=False),
     precision: float = typer.Option(0.01, help="Half width of the 95% intervals to measure to, as a share."),
@@ -63,7 +69,7 @@ def profile(
     if not sizes:
         raise InputError("A command does not say which batch sizes to try.", hint="Add for example -b 8,16,32,64.")
     space = permitted_space(target)
-    settings = ordered_settings(_modes(modes, space), sizes)
+    settings = ordered_settings(_modes(modes, space), sizes) if modes else _spread(space, sizes, count)
     options = MeasureOptions(precision=precision, limit_s=limit_s)
     with Store(store or default_store_path()) as kept:
         profile_id = kept.profile_id(target.info, workload.info)
@@ -71,7 +77,8 @@ def profile(
         left = to_measure(settings, known)
         _log.print(
             f"{workload.info.name} on {target.info.name}: {len(left)} of {len(settings)} settings to measure, about "
-            f"{_duration(expected_s(len(left), known))} of the device's time. [dim]Store: {kept.path}[/]"
+            f"{_duration(expected_s(len(left), known))} of the device's time. [dim]Store: {kept.path}[/]",
+            soft_wrap=True,
         )
         with Session(target) as session, _progress() as progress:
             if session.recovered:
@@ -81,7 +88,7 @@ def profile(
             def watch(found: Measurement, done: int, total: int) -> None:
                 known_now = [*known, found]
                 progress.update(bar, completed=done, total=total, left=_duration(expected_s(total - done, known_now)))
-                progress.console.print(_line(found))
+                progress.console.print(_line(found), soft_wrap=True)
 
             try:
                 outcome = run_profile(session, workload, settings, kept, options=options, watch=watch)
@@ -105,17 +112,20 @@ def _batch_sizes(text: str) -> tuple[int, ...]:
 
 
 def _modes(text: str, space: ModeSpace) -> list[PowerMode]:
-    if not space.knobs:
-        return [PowerMode()]  # nothing may be set: the device as it is
     if text == "grid":
         return grid_modes(space)
     if text.isdecimal() and int(text) > 0:
-        from underwatt.predict.design import spread_modes
-
-        return spread_modes(space.matrix(), [knob.name for knob in space.knobs], int(text))
+        return [setting.mode for setting in _spread(space, (1,), int(text))]
     if Path(text).exists():
         return modes_from_file(Path(text), space)
     raise InputError(f"--modes {text} is neither 'grid', nor a number, nor a file.")
+
+
+def _spread(space: ModeSpace, sizes: tuple[int, ...], count: int) -> list[Setting]:
+    """The settings that tell most about all others; the same ones each time, so that a profile can be gone on with."""
+    candidates = SettingArray.product(tuple(knob.name for knob in space.knobs), space.matrix(), sizes)
+    rows = range(len(candidates)) if count >= len(candidates) else first_settings(candidates, count)
+    return in_order(candidates[int(row)] for row in rows)
 
 
 def _progress() -> Progress:
@@ -140,10 +150,14 @@ def _line(found: Measurement) -> str:
     if found.usable:
         mark = "[green]✓[/]" if found.status is Status.OK else "[yellow]![/]"
         return (
-            f"{mark} {found.setting}: {found.step_s * 1e3:.1f} ms ±{100 * found.step_s_ci95 / found.step_s:.1f}%, "
-            f"{found.power_w:.2f} W ±{100 * found.power_w_ci95 / found.power_w:.1f}% [dim]{found.note}[/]"
+            f"{mark} {found.setting}: {found.step_s * 1e3:.1f} ms {_within(found.step_s_ci95, found.step_s)}, "
+            f"{found.power_w:.2f} W {_within(found.power_w_ci95, found.power_w)} [dim]{found.note}[/]"
         )
     return f"[red]✗[/] {found.setting}: {found.status.value.replace('_', ' ')} [dim]{found.note}[/]"
+
+
+def _within(ci95: float, value: float) -> str:
+    return f"±{100 * ci95 / value:.1f}%" if math.isfinite(ci95) else "± unknown"
 
 
 def _report(outcome: ProfileOutcome, everything: tuple[Measurement, ...], profile_id: int, *, as_json: bool) -> None:
@@ -170,8 +184,7 @@ def _report(outcome: ProfileOutcome, everything: tuple[Measurement, ...], profil
         )
     _out.print(table)
     _out.print(f"{len(outcome.measured)} settings measured now, {len(usable)} usable in profile {profile_id}.")
-    if outcome.too_large:
-        sizes = sorted({s.batch_size for s in outcome.too_large})
-        _out.print(f"[yellow]Left out, too large for the memory:[/] batch size {', '.join(map(str, sizes))}.")
+    if math.isfinite(limit := smallest_too_large(everything)):
+        _out.print(f"[yellow]Out of memory[/] at batch size {limit}; larger ones were left out.")
     for failed in outcome.failed:
         _out.print(f"[red]Failed:[/] {failed.setting}: {failed.note}")

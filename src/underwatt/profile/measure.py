@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -19,7 +18,11 @@ if TYPE_CHECKING:
     from underwatt.device.session import Session
     from underwatt.workload.base import StepRun
 
-CHECK_PERIOD_S = 0.2  # how often the stopping rule is looked at
+# The stopping rule is looked at after each tenth more time, but not more often than this: a look costs the CPU
+# milliseconds, which a job in this process, or on few cores, would feel.
+LOOK_PERIOD_S = 0.2
+LOOK_GROWTH = 0.1
+THROTTLE_PERIOD_S = 1.0  # how often the device is asked whether it slows itself down
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,22 +71,25 @@ def measure(
 
 def _follow(device: Device, run: StepRun, setting: Setting, options: MeasureOptions, settling: Settling) -> Measurement:
     clock = device.clock
-    reasons: dict[str, None] = {}  # ordered and unique
     begun_s = _warm_up(run, clock.now_s(), options.warmup_steps)
     if begun_s is None:
         return _too_short(setting)
+    reasons = dict.fromkeys(device.read_state().throttle_reasons)  # ordered and unique
+    asked_s = clock.now_s()
+    next_look_s = begun_s + LOOK_PERIOD_S
     with Meter(device, options.sample_period_s) as meter:
         meter.beat_at(begun_s)
-        looked_s = -math.inf
         while True:
             beat = run.step()
             if beat is not None:
                 meter.beat_at(beat.at_s, beat.steps)
             now_s = clock.now_s()
-            if beat is not None and now_s - looked_s < CHECK_PERIOD_S:
+            if beat is not None and now_s < next_look_s:
                 continue
-            looked_s = now_s
-            reasons.update(dict.fromkeys(device.read_state().throttle_reasons))
+            next_look_s = now_s + max(LOOK_PERIOD_S, LOOK_GROWTH * (now_s - begun_s))
+            if now_s - asked_s >= THROTTLE_PERIOD_S:
+                reasons.update(dict.fromkeys(device.read_state().throttle_reasons))
+                asked_s = now_s
             known = _evaluate(meter, setting, begun_s, settling)
             if beat is None and known is None:
                 return _too_short(setting)
@@ -91,6 +97,7 @@ def _follow(device: Device, run: StepRun, setting: Setting, options: MeasureOpti
                 beat is None or now_s - begun_s >= options.limit_s or _is_enough(known[0], options)
             ):
                 break
+    reasons.update(dict.fromkeys(device.read_state().throttle_reasons))
     found, log_likelihood = known
     settling.learn(log_likelihood)
     if reasons:

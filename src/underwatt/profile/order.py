@@ -12,11 +12,16 @@ if TYPE_CHECKING:
 
 
 def ordered_settings(modes: Iterable[PowerMode], batch_sizes: Iterable[int]) -> list[Setting]:
+    """Every mode at every batch size, in the order to measure them."""
+    sizes = list(batch_sizes)
+    return in_order(Setting(mode, size) for mode in modes for size in sizes)
+
+
+def in_order(settings: Iterable[Setting]) -> list[Setting]:
     """Batch sizes ascending, so that running out of memory is met once and the job is started once for each; within
     one, modes from gentle to hot, so that each starts on a board that is no hotter than it will be anyway.
     """
-    gentle_first = sorted(dict.fromkeys(modes), key=_heat)
-    return [Setting(mode, size) for size in sorted(set(batch_sizes)) for mode in gentle_first]
+    return sorted(dict.fromkeys(settings), key=lambda setting: (setting.batch_size, _heat(setting.mode)))
 
 
 def _heat(mode: PowerMode) -> tuple[float, tuple[float, ...]]:

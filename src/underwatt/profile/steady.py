@@ -25,9 +25,11 @@ if TYPE_CHECKING:
 
 SETTLING_TIMES_S = np.geomspace(0.1, 3.0, 24)  # from a quick shunt to the one-second average of a data-centre GPU
 SETTLED = 0.005  # a reading counts as settled when the approach is this share of the mean or less
+CLEAR_GAIN = 0.5  # readings are dropped where that halves the variance of the mean, or better
 _FEWEST = 6
 _MOST_CERTAIN = 6.0  # log odds: a settling time is never ruled out for good
 _FEWEST_BLOCKS = 4
+_LONGEST_MEMORY = 200  # readings; correlations further apart are not looked for
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +66,9 @@ def settled_from(values: NDArray[np.float64]) -> int:
     total = np.cumsum(centred)
     scatter = np.cumsum(centred**2) - total**2 / remaining
     error = (np.maximum(scatter, 0.0) / remaining**2)[::-1]
-    return int(np.argmin(error[: count // 2 + 1]))
+    best = int(np.argmin(error[: count // 2 + 1]))
+    # Chance alone makes some cut look best; believing it each time would make the interval too narrow.
+    return best if error[best] < CLEAR_GAIN * error[0] else 0
 
 
 def mean_after_warmup(values: NDArray[np.float64]) -> Estimate:
@@ -153,7 +157,7 @@ def independent_share(scatter: NDArray[np.float64]) -> float:
     if power == 0:
         return 1.0
     total = 0.0
-    for lag in range(1, count // 2):
+    for lag in range(1, min(count // 2, _LONGEST_MEMORY)):
         # A short series understates each correlation by about one over its length.
         correlation = float(scatter[lag:] @ scatter[:-lag]) / power + 1.0 / count
         if correlation <= 0:

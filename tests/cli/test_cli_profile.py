@@ -1,0 +1,142 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from test_cli_devices import run
+
+from underwatt.cli import profile as profile_command
+
+JOB = """
+import torch
+from underwatt import Job
+
+def tiny():
+    data = torch.randn(64, 3, 8, 8), torch.randint(4, (64,))
+    model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(192, 4))
+    return Job(model, data, target=0.9, batch_sizes=(4, 8, 16))
+
+def broken():
+    raise ValueError("no such data")
+"""
+
+
+@pytest.fixture(autouse=True)
+def _in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("UNDERWATT_STORE", raising=False)
+    (tmp_path / "job.py").write_text(JOB)
+
+
+def test_a_profile_is_measured_kept_and_gone_on_with(capsys: pytest.CaptureFixture[str]) -> None:
+    command = ["profile", "job.py:tiny", "-d", "virtual:orin-agx", "-n", "5"]
+    assert run(*command, "--json") == 0
+    first = json.loads(capsys.readouterr().out)
+    assert (first["measured_now"], len(first["measurements"])) == (5, 5)
+    assert run(*command) == 0
+    shown = capsys.readouterr()
+    assert "0 settings measured now, 5 usable" in shown.out
+    assert "(simulated)" in shown.err
+    assert Path("underwatt.db").exists()
+
+
+def test_modes_by_grid_number_and_file(capsys: pytest.CaptureFixture[str]) -> None:
+    base = ["profile", "job.py:tiny", "-d", "virtual:nano", "-b", "4", "--json"]
+    assert run(*base, "--modes", "grid") == 0
+    assert len({m["setting"]["mode"]["gpu_mhz"] for m in json.loads(capsys.readouterr().out)["measurements"]}) == 12
+    assert run(*base, "--modes", "3", "--store", "b.db") == 0
+    assert json.loads(capsys.readouterr().out)["measured_now"] == 3
+    Path("modes.csv").write_text("gpu_mhz\n76.8\n")
+    assert run(*base, "--modes", "modes.csv", "--store", "c.db") == 0
+    [only] = json.loads(capsys.readouterr().out)["measurements"]
+    assert only["setting"]["mode"]["gpu_mhz"] == 76.8
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "says"),
+    [
+        (["nowhere.py:tiny"], 1, "nowhere.py"),
+        (["job.py:missing"], 1, "tiny"),
+        (["job.py:broken"], 1, "no such data"),
+        (["job.py:tiny", "-b", "0"], 2, "at least 1"),
+        (["job.py:tiny", "-b", "four"], 2, "at least 1"),
+        (["job.py:tiny", "--modes", "fast"], 2, "neither 'grid'"),
+        (["job.py:tiny", "--precision", "0"], 2, "precision"),
+        (["--", "python", "train.py"], 2, "cannot run on"),
+        (["job.py:tiny", "--store", "job.py"], 1, "not an Underwatt store"),
+    ],
+)
+def test_bad_input_is_one_sentence_and_nothing_is_lost(
+    arguments: list[str], code: int, says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run("profile", "-d", "virtual:nano", *arguments) == code
+    err = " ".join(capsys.readouterr().err.split())
+    assert says in err
+    assert "Traceback" not in err
+    assert Path("job.py").read_text() == JOB
+
+
+def test_an_interrupt_keeps_what_was_measured(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    whole = profile_command.run_profile
+
+    def interrupted(*arguments: object, watch: object, **more: object) -> object:
+        def watch_once(found: object, done: int, total: int) -> None:
+            raise KeyboardInterrupt
+
+        return whole(*arguments, watch=watch_once, **more)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(profile_command, "run_profile", interrupted)
+    command = ["profile", "job.py:tiny", "-d", "virtual:nano", "-n", "4"]
+    assert run(*command) == 130
+    assert "Run the same command again" in capsys.readouterr().err
+    monkeypatch.setattr(profile_command, "run_profile", whole)
+    assert run(*command, "--json") == 0
+    assert json.loads(capsys.readouterr().out)["measured_now"] == 3
+
+
+def test_the_store_lists_shows_exports_and_imports(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("profile", "job.py:tiny", "-d", "virtual:nano", "-n", "3") == 0
+    assert run("store", "export", "1", "out.csv") == 0
+    assert run("store", "import", "out.csv", "--store", "other.db") == 0
+    capsys.readouterr()
+    assert run("store", "show", "1", "--json") == 0
+    here = json.loads(capsys.readouterr().out)
+    assert run("store", "show", "1", "--store", "other.db", "--json") == 0
+    assert json.loads(capsys.readouterr().out) == here
+    assert run("store", "ls") == 0
+    assert "tiny" in capsys.readouterr().out
+    assert run("store", "show", "1") == 0
+    assert "gpu_mhz" in capsys.readouterr().out
+    assert run("store", "export", "1") == 0
+    assert capsys.readouterr().out.startswith("device_name,")
+
+
+def test_convergence_travels_as_one_file(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("train.csv").write_text(
+        "dataset,network,batch_size,optimizer,learning_rate,run,target_metric,target_epoch\nc,s,8,adam,1e-1,1,0.5,7\n"
+    )
+    assert run("store", "import", "train.csv") == 0
+    assert run("store", "ls", "--json") == 0
+    out = capsys.readouterr().out
+    [entry] = json.loads(out[out.index("{") :])["convergence"]
+    assert run("store", "export", entry["workload"]["id"], "runs.csv") == 0
+    assert run("store", "import", "runs.csv", "--store", "b.db") == 0
+    assert "1 runs" in capsys.readouterr().out
+    assert run("store", "export", "nothing") == 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "says"),
+    [
+        (["ls"], 1, "no store at"),
+        (["show", "7"], 1, "no store at"),
+        (["import", "missing.csv"], 2, "cannot be read"),
+        (["import", "job.py"], 2, "no table that Underwatt knows"),
+    ],
+)
+def test_bad_store_input(arguments: list[str], code: int, says: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("store", *arguments) == code
+    assert says in " ".join(capsys.readouterr().err.split())
