@@ -109,7 +109,7 @@ def test_the_store_lists_shows_exports_and_imports(capsys: pytest.CaptureFixture
     assert run("store", "ls") == 0
     assert "tiny" in capsys.readouterr().out
     assert run("store", "show", "1") == 0
-    assert "gpu_mhz" in capsys.readouterr().out
+    assert "GPU" in capsys.readouterr().out
     assert run("store", "export", "1") == 0
     assert capsys.readouterr().out.startswith("device_name,")
 
@@ -140,3 +140,51 @@ def test_convergence_travels_as_one_file(capsys: pytest.CaptureFixture[str]) -> 
 def test_bad_store_input(arguments: list[str], code: int, says: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert run("store", *arguments) == code
     assert says in " ".join(capsys.readouterr().err.split())
+
+
+def test_predict_shows_the_front_with_intervals_and_validates(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("profile", "job.py:tiny", "-d", "virtual:nano", "-n", "10") == 0
+    capsys.readouterr()
+    assert run("predict", "--json") == 0
+    rows = json.loads(capsys.readouterr().out)["predictions"]
+    assert len(rows) >= 5
+    assert all(row["power_w_low90"] < row["power_w"] < row["power_w_high90"] for row in rows)
+    assert [row["power_w"] for row in rows] == sorted(row["power_w"] for row in rows)
+    assert [row["samples_per_s"] for row in rows] == sorted(row["samples_per_s"] for row in rows)
+    assert run("predict", "--modes", "grid", "-b", "8") == 0
+    assert "12 settings predicted" in capsys.readouterr().out
+    assert run("predict", "--validate") == 0
+    assert "on average" in " ".join(capsys.readouterr().out.split())
+
+
+def test_predict_with_references_and_without_the_device(capsys: pytest.CaptureFixture[str]) -> None:
+    table = "cores,cpu_mhz,gpu_mhz,mem_mhz,time_ms,power_w\n" + "".join(
+        f"{c},{f},{g},2000,{1e5 / g + 1e4 / f},{5 + g / 100}\n" for c in (2, 4) for f in (500, 900) for g in (300, 600)
+    )
+    Path("table.csv").write_text(table)
+    assert run("store", "import", "table.csv") == 0
+    Path("table.csv").rename("reference.csv")
+    capsys.readouterr()
+    assert run("predict", "-r", "reference.csv", "--json") == 0
+    shown = capsys.readouterr()
+    assert "is not here" in shown.err
+    assert json.loads(shown.out)["predictions"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "says"),
+    [([], 1, "no store at"), (["7"], 1, "no store at"), (["--validate"], 1, "no store at")],
+)
+def test_predict_without_measurements(
+    arguments: list[str], code: int, says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run("predict", *arguments) == code
+    assert says in " ".join(capsys.readouterr().err.split())
+
+
+def test_predict_from_too_little_says_how_much_is_needed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("profile", "job.py:tiny", "-d", "virtual:nano", "-n", "2") == 0
+    assert run("predict") == 1
+    assert "Measure" in capsys.readouterr().err
+    assert run("predict", "9") == 1
+    assert run("predict", "-r", "job.py") == 2

@@ -22,7 +22,9 @@ HOMES = {
     "set": "devices",
     "restore": "devices",
     "profile": "profile",
+    "predict": "predict",
     "store": "store",
+    "demo": "demo",
 }
 
 

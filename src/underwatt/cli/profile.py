@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn
-from rich.table import Table
 
 from underwatt.cli.devices import DEVICE_HELP
+from underwatt.cli.format import duration, plain_table, within
 from underwatt.device.base import permitted_space
 from underwatt.device.registry import open_device
 from underwatt.device.session import Session
@@ -65,11 +65,11 @@ def profile(
     """Measure step time and power of a job at several settings; interrupt and run again to go on where it stopped."""
     target = open_device(device)
     workload, suggested = choose_workload(job, target, CommandRate(lr, lr_batch_size))
-    sizes = _batch_sizes(batch_sizes) or suggested
+    sizes = parse_batch_sizes(batch_sizes) or suggested
     if not sizes:
         raise InputError("A command does not say which batch sizes to try.", hint="Add for example -b 8,16,32,64.")
     space = permitted_space(target)
-    settings = ordered_settings(_modes(modes, space), sizes) if modes else _spread(space, sizes, count)
+    settings = ordered_settings(chosen_modes(modes, space), sizes) if modes else _spread(space, sizes, count)
     options = MeasureOptions(precision=precision, limit_s=limit_s)
     with Store(store or default_store_path()) as kept:
         profile_id = kept.profile_id(target.info, workload.info)
@@ -77,7 +77,7 @@ def profile(
         left = to_measure(settings, known)
         _log.print(
             f"{workload.info.name} on {target.info.name}: {len(left)} of {len(settings)} settings to measure, about "
-            f"{_duration(expected_s(len(left), known))} of the device's time. [dim]Store: {kept.path}[/]",
+            f"{duration(expected_s(len(left), known))} of the device's time. [dim]Store: {kept.path}[/]",
             soft_wrap=True,
         )
         with Session(target) as session, _progress() as progress:
@@ -87,7 +87,7 @@ def profile(
 
             def watch(found: Measurement, done: int, total: int) -> None:
                 known_now = [*known, found]
-                progress.update(bar, completed=done, total=total, left=_duration(expected_s(total - done, known_now)))
+                progress.update(bar, completed=done, total=total, left=duration(expected_s(total - done, known_now)))
                 progress.console.print(_line(found), soft_wrap=True)
 
             try:
@@ -101,7 +101,8 @@ def profile(
         raise typer.Exit(1)
 
 
-def _batch_sizes(text: str) -> tuple[int, ...]:
+def parse_batch_sizes(text: str) -> tuple[int, ...]:
+    """Batch sizes from a list such as 8,16,32; none from an empty one."""
     try:
         sizes = tuple(int(part) for part in text.split(",") if part.strip())
     except ValueError:
@@ -111,7 +112,8 @@ def _batch_sizes(text: str) -> tuple[int, ...]:
     return sizes
 
 
-def _modes(text: str, space: ModeSpace) -> list[PowerMode]:
+def chosen_modes(text: str, space: ModeSpace) -> list[PowerMode]:
+    """The modes that ``--modes`` names."""
     if text == "grid":
         return grid_modes(space)
     if text.isdecimal() and int(text) > 0:
@@ -140,24 +142,14 @@ def _progress() -> Progress:
     )
 
 
-def _duration(seconds: float) -> str:
-    if seconds < 90:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
-
-
 def _line(found: Measurement) -> str:
     if found.usable:
         mark = "[green]✓[/]" if found.status is Status.OK else "[yellow]![/]"
         return (
-            f"{mark} {found.setting}: {found.step_s * 1e3:.1f} ms {_within(found.step_s_ci95, found.step_s)}, "
-            f"{found.power_w:.2f} W {_within(found.power_w_ci95, found.power_w)} [dim]{found.note}[/]"
+            f"{mark} {found.setting}: {found.step_s * 1e3:.1f} ms {within(found.step_s_ci95, found.step_s)}, "
+            f"{found.power_w:.2f} W {within(found.power_w_ci95, found.power_w)} [dim]{found.note}[/]"
         )
     return f"[red]✗[/] {found.setting}: {found.status.value.replace('_', ' ')} [dim]{found.note}[/]"
-
-
-def _within(ci95: float, value: float) -> str:
-    return f"±{100 * ci95 / value:.1f}%" if math.isfinite(ci95) else "± unknown"
 
 
 def _report(outcome: ProfileOutcome, everything: tuple[Measurement, ...], profile_id: int, *, as_json: bool) -> None:
@@ -172,9 +164,7 @@ def _report(outcome: ProfileOutcome, everything: tuple[Measurement, ...], profil
         typer.echo(json.dumps(record, indent=2))
         return
     usable = [m for m in everything if m.usable]
-    table = Table(box=None, header_style="dim", padding=(0, 2, 0, 0))
-    for column in ("batch", "settings", "samples/s", "watts"):
-        table.add_column(column, justify="right")
+    table = plain_table("batch", "settings", "samples/s", "watts")
     for size in sorted({m.setting.batch_size for m in usable}):
         mine = [m for m in usable if m.setting.batch_size == size]
         rates = [size / m.step_s for m in mine]

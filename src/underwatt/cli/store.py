@@ -11,6 +11,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from underwatt.cli.format import KNOB_HEADINGS, plain_table
 from underwatt.cli.profile import STORE_HELP
 from underwatt.errors import InputError
 from underwatt.profile.exchange import read_file, write_convergence, write_profile
@@ -66,9 +67,7 @@ def show_profile(
         return
     _out.print(f"[bold]{found.workload.name}[/] on [bold]{found.device.name}[/]")
     knobs = [name for name in KNOBS if any(getattr(m.setting.mode, name) is not None for m in found.measurements)]
-    table = Table(box=None, header_style="dim", padding=(0, 2, 0, 0))
-    for column in ("batch", *knobs, "step ms", "watts", "peak W", "status"):
-        table.add_column(column, justify="right")
+    table = plain_table("batch", *(KNOB_HEADINGS[name] for name in knobs), "step ms", "watts", "peak W", "status")
     for m in found.measurements:
         table.add_row(
             str(m.setting.batch_size),

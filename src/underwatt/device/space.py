@@ -12,7 +12,7 @@ from underwatt.errors import InputError, ModeError
 from underwatt.records import KNOBS, PowerMode
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Mapping
 
     import numpy as np
     from numpy.typing import NDArray
@@ -86,6 +86,11 @@ class ModeSpace:
         knobs = [Knob(name, tuple(sorted(set(column)))) for name, column in zip(*names, columns, strict=False)]
         whole = cls(knobs)
         return whole if len(whole) == len(unique) else cls(knobs, tuple(unique))
+
+    @classmethod
+    def of_values(cls, values: Mapping[str, Iterable[float]]) -> ModeSpace:
+        """All combinations of some values of some knobs."""
+        return cls([Knob(name, tuple(sorted(set(steps)))) for name, steps in values.items()])
 
     def only(self, names: Iterable[str]) -> ModeSpace:
         """The space of some of the knobs, the others left alone."""

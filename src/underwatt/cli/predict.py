@@ -1,0 +1,162 @@
+"""``underwatt predict``: time and power of settings that were not measured, and whether to trust that."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import typer
+from rich.console import Console
+
+from underwatt.cli.format import KNOB_HEADINGS, plain_table, within
+from underwatt.cli.profile import STORE_HELP, chosen_modes, parse_batch_sizes
+from underwatt.device.base import permitted_space
+from underwatt.device.registry import open_device
+from underwatt.device.space import ModeSpace
+from underwatt.errors import InputError, UnderwattError
+from underwatt.predict import FewShot, SettingArray, cross_validate
+from underwatt.predict.validate import Z90
+from underwatt.profile.exchange import read_file
+from underwatt.profile.store import Store, default_store_path
+from underwatt.records import Setting, to_json
+
+if TYPE_CHECKING:
+    from underwatt.records import Prediction, Profile
+
+MOST_SHOWN = 25
+
+app = typer.Typer()
+_out = Console()
+_log = Console(stderr=True)
+
+
+@app.callback()
+def _group() -> None:
+    """Keep this a group, though it has one command."""
+
+
+@app.command("predict")
+def predict(
+    profile: int = typer.Argument(0, help="Number of the profile, from `underwatt store ls`; the newest by default."),
+    modes: str = typer.Option(
+        "", "--modes", "-m", help="grid, a number of modes, or a CSV file; the best of all modes by default."
+    ),
+    batch_sizes: str = typer.Option("", "--batch-sizes", "-b", help="Such as 8,16,32; the measured ones by default."),
+    reference: list[str] = typer.Option(
+        [], "--reference", "-r", help="A profile of another workload or device: its number, or a CSV file. Repeatable."
+    ),
+    device: str = typer.Option("", "--device", "-d", help="Whose modes to predict; the profile's own by default."),
+    validate: bool = typer.Option(False, "--validate", help="Hold measured settings back, predict them, and compare."),
+    store: Path | None = typer.Option(None, "--store", help=STORE_HELP, show_default=False),
+    as_json: bool = typer.Option(False, "--json", help="For programs."),
+) -> None:
+    """Predict step time and power of settings from those that were measured."""
+    with Store(store or default_store_path(), create=False) as kept:
+        measured = kept.profile(profile or _newest(kept))
+        references = [found for text in reference for found in _reference(kept, text)]
+    if validate:
+        report = cross_validate(measured.usable(), references)
+        if as_json:
+            typer.echo(json.dumps(to_json(report), indent=2))
+        else:
+            _out.print(f"[bold]{_title(measured)}[/]: {report.verdict}")
+            _out.print(f"[dim]Worst: {report.worst}, time off by {report.worst_error:.0f}%.[/]")
+        return
+    fitted = FewShot().fit(measured.usable(), references)
+    space = _space(measured, device)
+    sizes = parse_batch_sizes(batch_sizes) or tuple(sorted({m.setting.batch_size for m in measured.usable()}))
+    if modes:
+        settings = SettingArray.of([Setting(m, b) for m in chosen_modes(modes, space) for b in sizes])
+    else:
+        settings = SettingArray.product(tuple(knob.name for knob in space.knobs), space.matrix(), sizes)
+    found = fitted.predict(settings)
+    rows = np.arange(len(settings)) if modes else _front(settings, found)
+    shown = [_row(settings[int(row)], found, int(row)) for row in rows]
+    if as_json:
+        record = {"profile": to_json(measured.device) | {"workload": measured.workload.name}, "predictions": shown}
+        typer.echo(json.dumps(record, indent=2))
+        return
+    _print(measured, shown, len(settings), everything=bool(modes))
+
+
+def _newest(store: Store) -> int:
+    summaries = [item for item in store.summaries() if item.usable]
+    if not summaries:
+        raise InputError("The store holds no measurements to predict from.", hint="`underwatt profile JOB` makes some.")
+    return summaries[-1].id
+
+
+def _reference(store: Store, text: str) -> list[Profile]:
+    if text.isdecimal():
+        return [store.profile(int(text))]
+    found = read_file(Path(text)).profiles
+    if not found:
+        raise InputError(f"{text} holds no profile to refer to.")
+    return found
+
+
+def _space(measured: Profile, address: str) -> ModeSpace:
+    """The modes of the device, where it can be opened here; else the combinations of the values that were measured."""
+    try:
+        space = permitted_space(open_device(address or measured.device.address))
+    except UnderwattError:
+        if address:
+            raise
+        columns = [m.setting.mode.knobs() for m in measured.usable()]
+        values = {name: {knobs[name] for knobs in columns} for name in columns[0]}
+        _log.print(f"{measured.device.name} is not here: predicting combinations of the measured clocks only.")
+        return ModeSpace.of_values(values)
+    wanted = set(measured.usable()[0].setting.mode.knobs())
+    return space.only(wanted)
+
+
+def _front(settings: SettingArray, found: Prediction) -> np.ndarray[Any, np.dtype[np.intp]]:
+    """The settings that nothing beats in both samples per second and watts, thinned to what a person reads."""
+    seconds_per_sample = found.log_step_s - np.log(settings.batch_size)
+    order = np.lexsort((seconds_per_sample, found.log_power_w))
+    best = np.minimum.accumulate(seconds_per_sample[order])
+    on_front = order[np.r_[True, best[1:] < best[:-1] - 1e-9]]
+    thin = np.unique(np.linspace(0, len(on_front) - 1, MOST_SHOWN).round().astype(int))
+    return np.asarray(on_front[thin])
+
+
+def _row(setting: Setting, found: Prediction, row: int) -> dict[str, Any]:
+    figures: dict[str, Any] = {**to_json(setting.mode), "batch_size": setting.batch_size}
+    for name, mean, std in (
+        ("step_s", found.log_step_s[row], found.log_step_s_std[row]),
+        ("power_w", found.log_power_w[row], found.log_power_w_std[row]),
+    ):
+        figures[name] = float(np.exp(mean))
+        figures[f"{name}_low90"] = float(np.exp(mean - Z90 * std))
+        figures[f"{name}_high90"] = float(np.exp(mean + Z90 * std))
+    figures["samples_per_s"] = setting.batch_size / figures["step_s"]
+    return figures
+
+
+def _title(measured: Profile) -> str:
+    return f"{measured.workload.name} on {measured.device.name}"
+
+
+def _print(measured: Profile, shown: list[dict[str, Any]], count: int, *, everything: bool) -> None:
+    knobs = list(measured.usable()[0].setting.mode.knobs())
+    what = f"{count:,} settings predicted" + ("" if everything else ", the best at each power shown")
+    _out.print(f"[bold]{_title(measured)}[/], from {len(measured.usable())} measured: {what}.", soft_wrap=True)
+    table = plain_table("batch", *(KNOB_HEADINGS[name] for name in knobs), "samples/s", "step ms", "", "watts", "")
+    for row in shown:
+        table.add_row(
+            str(row["batch_size"]),
+            *(f"{row[name]:g}" for name in knobs),
+            f"{row['samples_per_s']:.1f}",
+            *(
+                text
+                for name, scale in (("step_s", 1e3), ("power_w", 1.0))
+                for text in (
+                    f"{row[name] * scale:.4g}",
+                    within((row[f"{name}_high90"] - row[f"{name}_low90"]) / 2, row[name]),
+                )
+            ),
+        )
+    _out.print(table)
+    _out.print("[dim]± is half a 90% interval. `underwatt predict --validate` says whether to trust this.[/]")
