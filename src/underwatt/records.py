@@ -195,6 +195,11 @@ class Measurement:
         return self.status in (Status.OK, Status.THROTTLED)
 
 
+# The fields of a measurement by their kind, for stores and files.
+FIGURES = ("step_s", "power_w", "peak_w", "energy_j", "window_s", "cost_s", "step_s_ci95", "power_w_ci95")
+COUNTS = ("steps", "samples", "missed_samples")
+
+
 @dataclass(frozen=True, slots=True)
 class Profile:
     """Measurements of one workload on one device."""

@@ -23,6 +23,8 @@ from typing import TYPE_CHECKING, Any
 
 from underwatt.errors import InputError
 from underwatt.records import (
+    COUNTS,
+    FIGURES,
     KNOBS,
     ConvergenceRun,
     DeviceInfo,
@@ -41,10 +43,8 @@ if TYPE_CHECKING:
     from pathlib import Path
     from typing import TextIO
 
-_FIGURES = ("step_s", "power_w", "peak_w", "energy_j", "window_s", "cost_s", "step_s_ci95", "power_w_ci95")
-_COUNTS = ("steps", "samples", "missed_samples")
 _IDENTITY = ("device_name", "device_id", "device", "workload_name", "workload_id", "workload")
-PROFILE_COLUMNS = (*_IDENTITY, *KNOBS, "batch_size", *_FIGURES, *_COUNTS, "status", "note")
+PROFILE_COLUMNS = (*_IDENTITY, *KNOBS, "batch_size", *FIGURES, *COUNTS, "status", "note")
 CONVERGENCE_COLUMNS = (
     "workload_name", "workload_id", "workload", "batch_size", "target", "samples", "seed", "learning_rate",
 )  # fmt: skip
@@ -74,7 +74,7 @@ def write_profile(profile: Profile, file: TextIO) -> None:
                 **identity,
                 **m.setting.mode.knobs(),
                 "batch_size": m.setting.batch_size,
-                **{name: _cell(getattr(m, name)) for name in (*_FIGURES, *_COUNTS)},
+                **{name: _cell(getattr(m, name)) for name in (*FIGURES, *COUNTS)},
                 "status": m.status.value,
                 "note": m.note,
             }
@@ -158,8 +158,8 @@ def _workload_key(row: dict[str, str]) -> tuple[WorkloadInfo]:
 
 def _native_measurement(row: dict[str, str]) -> Measurement:
     mode = PowerMode.of({name: float(row[name]) for name in KNOBS if row[name]})
-    figures: dict[str, Any] = {name: _number(row[name]) for name in _FIGURES}
-    figures |= {name: int(row[name]) for name in _COUNTS}
+    figures: dict[str, Any] = {name: _number(row[name]) for name in FIGURES}
+    figures |= {name: int(row[name]) for name in COUNTS}
     setting = Setting(mode, int(row["batch_size"]))
     return Measurement(setting, **figures, status=Status(row["status"]), note=row["note"])
 

@@ -19,6 +19,8 @@ import sqlalchemy as sa
 
 from underwatt.errors import StoreError
 from underwatt.records import (
+    COUNTS,
+    FIGURES,
     KNOBS,
     ConvergenceRun,
     DeviceInfo,
@@ -53,10 +55,6 @@ _profiles = sa.Table(
     sa.Column("created_at", sa.String, nullable=False),
     sa.UniqueConstraint("device_id", "workload_id"),
 )
-_FIGURES = (
-    "step_s", "power_w", "peak_w", "energy_j", "window_s", "cost_s", "step_s_ci95", "power_w_ci95",
-)  # fmt: skip
-_COUNTS = ("steps", "samples", "missed_samples")
 _measurements = sa.Table(
     "measurements",
     _schema,
@@ -64,8 +62,8 @@ _measurements = sa.Table(
     sa.Column("profile_id", sa.ForeignKey("profiles.id"), nullable=False, index=True),
     *(sa.Column(name, sa.Float) for name in KNOBS),
     sa.Column("batch_size", sa.Integer, nullable=False),
-    *(sa.Column(name, sa.Float) for name in _FIGURES),
-    *(sa.Column(name, sa.Integer, nullable=False) for name in _COUNTS),
+    *(sa.Column(name, sa.Float) for name in FIGURES),
+    *(sa.Column(name, sa.Integer, nullable=False) for name in COUNTS),
     sa.Column("status", sa.String, nullable=False),
     sa.Column("note", sa.String, nullable=False),
     sa.Column("measured_at", sa.String, nullable=False),
@@ -297,7 +295,7 @@ def _as_row(measurement: Measurement) -> dict[str, Any]:
     return {
         **{name: getattr(mode, name) for name in KNOBS},
         "batch_size": measurement.setting.batch_size,
-        **{name: _to_column(getattr(measurement, name)) for name in (*_FIGURES, *_COUNTS)},
+        **{name: _to_column(getattr(measurement, name)) for name in (*FIGURES, *COUNTS)},
         "status": measurement.status.value,
         "note": measurement.note,
     }
@@ -305,8 +303,8 @@ def _as_row(measurement: Measurement) -> dict[str, Any]:
 
 def _as_measurement(row: Any) -> Measurement:
     knobs = {name: row[name] for name in KNOBS if row[name] is not None}
-    figures: dict[str, Any] = {name: _number(row[name]) for name in _FIGURES}
-    figures |= {name: row[name] for name in _COUNTS}
+    figures: dict[str, Any] = {name: _number(row[name]) for name in FIGURES}
+    figures |= {name: row[name] for name in COUNTS}
     setting = Setting(PowerMode.of(knobs), row["batch_size"])
     return Measurement(setting, **figures, status=Status(row["status"]), note=row["note"])
 

@@ -1,0 +1,73 @@
+"""Makes the built-in references: tables of a common workload on every virtual board, in simulation.
+
+    python benchmarks/make_references.py [--out src/underwatt/predict/references]
+
+Each holds the true (noiseless) figures of some hundred settings of one board, and says ``simulated`` in its name.
+Run it again when the boards' constants change.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+import numpy as np
+
+from underwatt.device.virtual.board import VirtualBoard
+from underwatt.device.virtual.boards import BOARDS
+from underwatt.errors import OutOfMemoryError
+from underwatt.records import PowerMode, WorkloadCost
+
+OUT = Path(__file__).resolve().parent.parent / "src" / "underwatt" / "predict" / "references"
+MODES = 75
+BATCH_SIZES = (4, 16, 64, 128)
+# ResNet-18 at 32×32 with AdamW, as `underwatt.workload.cost` counts it.
+RESNET18 = WorkloadCost(
+    flops_per_sample=3.329e9,
+    bytes_per_sample=4.30e7,
+    bytes_per_step=1.073e9,
+    kernels_per_step=177,
+    load_bytes_per_sample=1.23e4,
+    parameters=1.1174e7,
+    state_bytes=1.788e8,
+    activation_bytes_per_sample=4.70e6,
+)
+
+
+def lines(name: str, modes: int = MODES) -> list[str]:
+    """The table of one board: its lowest and highest mode, and random ones between."""
+    board = VirtualBoard(BOARDS[name])
+    space = board.space
+    chosen = np.random.default_rng(0).permutation(len(space))[: modes - 2]
+    rows = ["cores,cpu_mhz,gpu_mhz,mem_mhz,batch_size,time_ms,power_w"]
+    for mode in (space.lowest, *(space[int(at)] for at in sorted(chosen)), space.highest):
+        rows += [line for size in BATCH_SIZES if (line := _line(board, mode, size))]
+    return rows
+
+
+def _line(board: VirtualBoard, mode: PowerMode, batch_size: int) -> str | None:
+    try:
+        board.check_memory(RESNET18, batch_size)
+    except OutOfMemoryError:
+        return None
+    time_ms = 1e3 * board.true_step_s(RESNET18, mode, batch_size)
+    power_w = board.true_power_w(RESNET18, mode, batch_size)
+    knobs = f"{mode.cpu_cores},{mode.cpu_mhz:g},{mode.gpu_mhz:g},{mode.mem_mhz:g}"
+    return f"{knobs},{batch_size},{time_ms:.4f},{power_w:.4f}"
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, default=OUT)
+    out: Path = parser.parse_args(arguments).out
+    out.mkdir(parents=True, exist_ok=True)
+    for name in BOARDS:
+        path = out / f"simulated_{name}_resnet18.csv"
+        path.write_text("\n".join(lines(name)) + "\n", encoding="utf-8")
+        print(path)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

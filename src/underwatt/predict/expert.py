@@ -1,0 +1,182 @@
+"""One view of a workload: physics near a belief, the quirks of a reference, and a Gaussian process for the rest.
+
+The physics is fitted first; around the fit it is nearly linear in its constants, so constants, quirks, misfit and
+noise together are one Gaussian process with a closed form. Time and power share constants, hence are fitted together.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from underwatt.predict.constants import Belief, Centre, Levels, fit_constants
+from underwatt.predict.gp import (
+    TAIL,
+    TYPICAL_POWER,
+    TYPICAL_TIME,
+    Spread,
+    choose_spread,
+    features,
+    kernel,
+    trusted,
+)
+from underwatt.predict.roofline import NAMES, evaluate
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from underwatt.predict.observations import Observations
+    from underwatt.predict.reference import ReferenceModel
+    from underwatt.predict.roofline import Inputs
+
+# A reference's quirks carry over to another workload by this much, give or take.
+QUIRK_SHARE = 0.7
+QUIRK_SHARE_STD = 0.3
+ROBUST_ROUNDS = 3
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Linear:
+    """Physics and quirks around the fitted constants: values, and slopes by each constant and quirk share."""
+
+    value: NDArray[np.float64]  # 2 × settings: time, power
+    slopes: NDArray[np.float64]  # 2 × settings × unknowns
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Expert:
+    """A fitted view; ``score`` says how well it predicts each measured quantity from the others."""
+
+    name: str
+    score: tuple[float, float]
+    theta: NDArray[np.float64]
+    belief: Belief
+    reference: ReferenceModel | None
+    _points: NDArray[np.float32]
+    _answers: tuple[_Answer, _Answer]
+
+    @classmethod
+    def fit(
+        cls, seen: Observations, centre: Centre, reference: ReferenceModel | None = None, closeness: float = 1.0
+    ) -> Expert:
+        """Fit on measurements, near a reference's constants (the closer, the smaller ``closeness``) or near none."""
+        x = centre.inputs(seen.settings)
+        levels = Levels.of(seen.log_step_s, seen.log_power_w)
+        if reference is None:
+            belief = Belief.general(levels)
+        else:
+            belief = Belief.near(reference.theta, reference.levels, levels, closeness)
+        quirks = lent_quirks(reference, x)
+        theta = fit_constants(x, seen.log_step_s - quirks[0], seen.log_power_w - quirks[1], belief)
+        cov = np.zeros((len(NAMES) + 2, len(NAMES) + 2))
+        cov[:-2, :-2] = belief.cov
+        cov[-2, -2] = cov[-1, -1] = (QUIRK_SHARE_STD / QUIRK_SHARE) ** 2
+
+        linear = _linearise(theta, belief, quirks, x)
+        rows = len(seen)
+        residual = np.concatenate([seen.log_step_s, seen.log_power_w]) - linear.value.ravel()
+        slopes = linear.slopes.reshape(2 * rows, -1)
+        explained = slopes @ cov @ slopes.T
+        points = features(x)
+        trust = np.ones(2 * rows)
+        blocks = (slice(0, rows), slice(rows, 2 * rows))
+        for _ in range(ROBUST_ROUNDS):
+            spreads = (
+                choose_spread(points, explained[:rows, :rows], residual[:rows], trust[:rows], TYPICAL_TIME),
+                choose_spread(points, explained[rows:, rows:], residual[rows:], trust[rows:], TYPICAL_POWER),
+            )
+            total = explained.copy()
+            for block, spread in zip(blocks, spreads, strict=True):
+                total[block, block] += spread.amplitude**2 * kernel(points, points, spread.stretch)
+            noise = np.repeat([spread.noise**2 for spread in spreads], rows)
+            total[np.diag_indices_from(total)] += noise / trust
+            inverse = np.linalg.inv(total)
+            weights = inverse @ residual
+            left_out = weights / np.diag(inverse)
+            variance = 1 / np.diag(inverse) - noise / trust + noise
+            trust = trusted(left_out, variance)
+        density = -0.5 * (TAIL + 1) * np.log1p(left_out**2 / variance / TAIL) - 0.5 * np.log(variance)
+        return cls(
+            name="no reference" if reference is None else reference.name,
+            score=(float(density[:rows].mean()), float(density[rows:].mean())),
+            theta=theta,
+            belief=belief,
+            reference=reference,
+            _points=points.astype(np.float32),
+            _answers=(
+                _Answer.of(spreads[0], cov, slopes, weights, inverse, blocks[0]),
+                _Answer.of(spreads[1], cov, slopes, weights, inverse, blocks[1]),
+            ),
+        )
+
+    def predict(self, x: Inputs, quirks: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """Means and variances of log time (row 0) and log power (row 1), the noise of a reading included.
+
+        ``quirks`` are what ``lent_quirks`` gives for this expert's reference and these settings.
+        """
+        linear = _linearise(self.theta, self.belief, quirks, x)
+        points = features(x).astype(np.float32)
+        mean, variance = np.empty((2, len(x))), np.empty((2, len(x)))
+        for at, answer in enumerate(self._answers):
+            if at == 0 or answer.spread.stretch != self._answers[0].spread.stretch:
+                near = kernel(points, self._points, answer.spread.stretch)
+            change, variance[at] = answer(linear.slopes[at], near)
+            mean[at] = linear.value[at] + change
+        return mean, variance
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Answer:
+    """The closed form for one quantity: what the measurements change, and how much stays unknown.
+
+    Both depend on a setting through its slopes and its nearness to each measured one, side by side.
+    """
+
+    spread: Spread
+    change: NDArray[np.float64]
+    left: NDArray[np.float32]
+
+    @classmethod
+    def of(
+        cls,
+        spread: Spread,
+        cov: NDArray[np.float64],
+        slopes: NDArray[np.float64],
+        weights: NDArray[np.float64],
+        inverse: NDArray[np.float64],
+        block: slice,
+    ) -> _Answer:
+        unknowns = len(cov)
+        link = np.zeros((unknowns + block.stop - block.start, len(weights)))
+        link[:unknowns] = cov @ slopes.T
+        link[unknowns:, block] = spread.amplitude**2 * np.eye(block.stop - block.start)
+        left = -link @ inverse @ link.T
+        left[:unknowns, :unknowns] += cov
+        return cls(spread, link @ weights, left.astype(np.float32))
+
+    def __call__(
+        self, slopes: NDArray[np.float64], near: NDArray[np.float32]
+    ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        split = slopes.shape[1]
+        change = slopes @ self.change[:split] + near @ self.change[split:]
+        both = np.concatenate([slopes.astype(np.float32), near], axis=1)
+        left = np.einsum("ij,ij->i", both @ self.left, both).astype(float) + self.spread.amplitude**2
+        return change, np.maximum(left, 0.0) + self.spread.noise**2
+
+
+def lent_quirks(reference: ReferenceModel | None, x: Inputs) -> NDArray[np.float64]:
+    """What an expert takes over of its reference's quirks, before measuring: in log time and log power."""
+    return np.zeros((2, len(x))) if reference is None else QUIRK_SHARE * np.stack(reference.quirks(x))
+
+
+def _linearise(theta: NDArray[np.float64], belief: Belief, quirks: NDArray[np.float64], x: Inputs) -> _Linear:
+    """The physics as believed before measuring, linear around ``theta``, quirks added."""
+    slopes = np.zeros((2, len(x), len(NAMES) + 2))
+    value = np.empty((2, len(x)))
+    for at, dual in enumerate(evaluate(theta, x)):
+        slopes[at, :, :-2] = dual.jacobian(NAMES, len(x))
+        slopes[at, :, len(NAMES) + at] = quirks[at]
+        value[at] = dual.value + quirks[at] + slopes[at, :, :-2] @ (belief.mean - theta)
+    return _Linear(value, slopes)

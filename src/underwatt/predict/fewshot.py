@@ -1,0 +1,119 @@
+"""The default predictor: ten measurements, physics, and whatever earlier profiles can lend.
+
+Several experts look at the same measurements: one that knows no reference, and for each reference one that keeps
+close to it and one that keeps further off. Each is weighed by how well it predicts every measured setting from the
+others, so that a reference that does not fit is ignored.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from underwatt.predict.base import check_same_knobs
+from underwatt.predict.constants import Centre
+from underwatt.predict.expert import Expert, lent_quirks
+from underwatt.predict.monotone import never_slower
+from underwatt.predict.observations import observe
+from underwatt.predict.reference import ReferenceModel
+from underwatt.records import Prediction
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from numpy.typing import NDArray
+
+    from underwatt.predict.settings import SettingArray
+    from underwatt.records import Measurement, Profile
+
+# How close an expert keeps to its reference, relative to how much workloads usually differ.
+CLOSENESS = (0.4, 1.2)
+# Scores count as if there were at most so many measurements: with more, weighing should still not be all or nothing.
+MOST_COUNTED = 10
+# Predicted so many settings at a time: small enough for the caches, large enough for the matrix products.
+CHUNK = 8192
+# An expert that matters less than this is not asked.
+LEAST_WEIGHT = 0.01
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class FittedFewShot:
+    """Fitted experts and their weights, for time (row 0) and power (row 1)."""
+
+    knobs: tuple[str, ...]
+    centre: Centre
+    experts: tuple[Expert, ...]
+    weights: NDArray[np.float64]
+
+    def predict(self, settings: SettingArray) -> Prediction:
+        """Log time and log power of each setting; among these settings, a higher clock is never slower."""
+        check_same_knobs(settings, self.knobs)
+        mean, square = np.zeros((2, len(settings))), np.zeros((2, len(settings)))
+        for start in range(0, len(settings), CHUNK):
+            part = slice(start, start + CHUNK)
+            x = self.centre.inputs(settings.take(part))
+            references = {id(expert.reference): expert.reference for expert in self.experts}
+            lent = {key: lent_quirks(reference, x) for key, reference in references.items()}
+            for expert, weight in zip(self.experts, self.weights.T, strict=True):
+                expert_mean, expert_variance = expert.predict(x, lent[id(expert.reference)])
+                mean[:, part] += weight[:, None] * expert_mean
+                square[:, part] += weight[:, None] * (expert_variance + expert_mean**2)
+        std = np.sqrt(np.maximum(square - mean**2, 1e-8))
+        return Prediction(never_slower(mean[0], settings), std[0], mean[1], std[1])
+
+    def reference_weights(self) -> Mapping[str, tuple[float, float]]:
+        """How much each reference (and none) contributes to the predicted time and power."""
+        total: dict[str, tuple[float, float]] = {}
+        for expert, weight in zip(self.experts, self.weights.T, strict=True):
+            time, power = total.get(expert.name, (0.0, 0.0))
+            total[expert.name] = (time + float(weight[0]), power + float(weight[1]))
+        return total
+
+
+class FewShot:
+    """Physics, references as prior, and a Gaussian process; deterministic for a seed."""
+
+    name = "underwatt"
+
+    def __init__(self, *, seed: int = 0) -> None:
+        self._seed = seed
+
+    def fit(self, measurements: Sequence[Measurement], references: Sequence[Profile] = ()) -> FittedFewShot:
+        """Learn from at least three measured settings and any number of references."""
+        return self.prepare(observe(measurements).settings, references).fit(measurements)
+
+    def prepare(self, candidates: SettingArray, references: Sequence[Profile] = ()) -> PreparedFewShot:
+        """Understand the references once, around these settings: fitting again and again is quick from there."""
+        centre = Centre.of(candidates)
+        models = [ReferenceModel.fit(profile, centre, candidates.knobs, self._seed) for profile in references]
+        return PreparedFewShot(candidates.knobs, centre, tuple(models))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PreparedFewShot:
+    """References understood around the settings that will be asked about; only measurements are missing."""
+
+    knobs: tuple[str, ...]
+    centre: Centre
+    references: tuple[ReferenceModel, ...]
+
+    def fit(self, measurements: Sequence[Measurement]) -> FittedFewShot:
+        """Learn from at least three measured settings."""
+        seen = observe(measurements)
+        check_same_knobs(seen.settings, self.knobs)
+        experts = [Expert.fit(seen, self.centre)]
+        for reference in self.references:
+            experts += [Expert.fit(seen, self.centre, reference, closeness) for closeness in CLOSENESS]
+        scores = min(len(seen), MOST_COUNTED) * np.array([expert.score for expert in experts]).T
+        weights = _shares(scores)
+        kept = weights.max(axis=0) >= LEAST_WEIGHT
+        weights = weights[:, kept] / weights[:, kept].sum(axis=1, keepdims=True)
+        experts = [expert for expert, keep in zip(experts, kept, strict=True) if keep]
+        return FittedFewShot(self.knobs, self.centre, tuple(experts), weights)
+
+
+def _shares(scores: NDArray[np.float64]) -> NDArray[np.float64]:
+    shares = np.exp(scores - scores.max(axis=1, keepdims=True))
+    return np.asarray(shares / shares.sum(axis=1, keepdims=True))

@@ -1,0 +1,116 @@
+"""Can the predictions be trusted? Every measured setting predicted from the others, and a verdict in plain words."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from underwatt.errors import PredictError
+from underwatt.predict.fewshot import FewShot
+from underwatt.predict.observations import FEWEST, observe
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from underwatt.predict.base import Predictor
+    from underwatt.records import Measurement, Profile, Setting
+
+# Half width of a 90% interval, in standard deviations.
+Z90 = 1.645
+MOST_FOLDS = 10
+# Mean errors (percent) up to which predictions are called good, and up to which they are called usable.
+GOOD = (8.0, 4.0)
+USABLE = (20.0, 10.0)
+LEAST_COVERED = 0.7
+
+
+@dataclass(frozen=True, slots=True)
+class ValidationReport:
+    """Errors of predictions for settings that were measured but held back; percent and shares of one."""
+
+    predictor: str
+    measured: int
+    time_mape: float
+    power_mape: float
+    time_cover90: float
+    power_cover90: float
+    worst: Setting  # the measured setting whose time is predicted worst
+    worst_error: float  # percent
+    grade: str  # "good", "usable" or "poor"
+    verdict: str
+
+
+def cross_validate(
+    measurements: Sequence[Measurement],
+    references: Sequence[Profile] = (),
+    *,
+    predictor: Predictor | None = None,
+    seed: int = 0,
+) -> ValidationReport:
+    """Hold back each measured setting in turn (in at most ten groups), predict it from the rest, and compare."""
+    predictor = predictor or FewShot(seed=seed)
+    seen = observe(measurements)
+    usable = [m for m in measurements if m.usable]
+    distinct = list(dict.fromkeys(m.setting for m in usable))
+    if len(distinct) <= FEWEST:
+        raise PredictError(
+            f"Checking predictions needs more than {FEWEST} different measured settings, "
+            f"and there are {len(distinct)}.",
+            hint="Measure more settings; ten, spread out, are usually enough.",
+        )
+    folds = min(MOST_FOLDS, len(distinct))
+    shuffled = np.random.default_rng(seed).permutation(len(distinct))
+    fold_of = {distinct[at]: where % folds for where, at in enumerate(shuffled)}
+    fold = np.array([fold_of[m.setting] for m in usable])
+    errors, covered = np.empty((2, len(usable))), np.empty((2, len(usable)), dtype=bool)
+    for held_back in range(folds):
+        rows = np.flatnonzero(fold == held_back)
+        fitted = predictor.fit([m for m, f in zip(usable, fold, strict=True) if f != held_back], references)
+        predicted = fitted.predict(seen.settings.take(rows))
+        for at, (mean, std, truth) in enumerate(
+            (
+                (predicted.log_step_s, predicted.log_step_s_std, seen.log_step_s[rows]),
+                (predicted.log_power_w, predicted.log_power_w_std, seen.log_power_w[rows]),
+            )
+        ):
+            errors[at, rows] = 100 * np.abs(np.exp(mean - truth) - 1)
+            covered[at, rows] = np.abs(mean - truth) <= Z90 * std
+    worst = int(np.argmax(errors[0]))
+    mapes, covers = errors.mean(axis=1).tolist(), covered.mean(axis=1).tolist()
+    grade = _grade(mapes, covers)
+    return ValidationReport(
+        predictor=predictor.name,
+        measured=len(usable),
+        time_mape=mapes[0],
+        power_mape=mapes[1],
+        time_cover90=covers[0],
+        power_cover90=covers[1],
+        worst=usable[worst].setting,
+        worst_error=float(errors[0, worst]),
+        grade=grade,
+        verdict=_verdict(grade, mapes, covers, len(distinct)),
+    )
+
+
+def _grade(mapes: Sequence[float], covers: Sequence[float]) -> str:
+    if mapes[0] > USABLE[0] or mapes[1] > USABLE[1]:
+        return "poor"
+    if mapes[0] <= GOOD[0] and mapes[1] <= GOOD[1] and min(covers) >= LEAST_COVERED:
+        return "good"
+    return "usable"
+
+
+def _verdict(grade: str, mapes: Sequence[float], covers: Sequence[float], settings: int) -> str:
+    advice = {
+        "good": "Trust the predictions to pick settings.",
+        "usable": "Use the predictions to decide what to measure next, and measure a setting before relying on it.",
+        "poor": "Do not rely on these predictions: measure more settings, spread out over clocks and batch sizes.",
+    }[grade]
+    honest = "the stated intervals held" if min(covers) >= LEAST_COVERED else "the stated intervals were too narrow"
+    return (
+        f"Held-back settings (of {settings} measured) were predicted within {mapes[0]:.1f}% in time and "
+        f"{mapes[1]:.1f}% in power on average, and {honest} ({100 * covers[0]:.0f}% and {100 * covers[1]:.0f}% "
+        f"of readings inside 90% intervals). {advice}"
+    )

@@ -1,0 +1,72 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from underwatt.errors import PredictError
+from underwatt.predict.conformance import made_up_measurements, made_up_profile
+from underwatt.predict.design import first_settings, fits_memory, next_settings
+from underwatt.predict.fewshot import FewShot
+from underwatt.predict.settings import SettingArray
+from underwatt.records import Measurement, Setting, Status
+
+SEEN = made_up_measurements()
+ALL = SettingArray.of([m.setting for m in SEEN])
+
+
+def _out_of_memory(batch_size: int) -> Measurement:
+    return Measurement(Setting(SEEN[0].setting.mode, batch_size), status=Status.OUT_OF_MEMORY)
+
+
+def test_first_settings_are_different_ones_and_depend_on_the_seed_only() -> None:
+    grid = np.array([[f, g] for f in np.linspace(500, 2000, 30) for g in np.linspace(200, 1200, 30)])
+    many = SettingArray.product(("cpu_mhz", "gpu_mhz"), grid, [8, 32])
+    first = first_settings(many, 10, seed=1)
+    assert len(set(first.tolist())) == 10
+    assert first.tolist() == first_settings(many, 10, seed=1).tolist()
+    assert first.tolist() != first_settings(many, 10, seed=2).tolist()
+
+
+def test_first_settings_reach_across_the_space() -> None:
+    rows = ALL.matrix()[first_settings(ALL, 6)]
+    everything = ALL.matrix()
+    for column in range(rows.shape[1]):
+        assert np.log(np.ptp(rows[:, column]) + 1) > 0.8 * np.log(np.ptp(everything[:, column]) + 1)
+
+
+def test_chosen_settings_leave_less_uncertain_than_random_ones() -> None:
+    def left_uncertain(rows: list[int]) -> float:
+        return float(FewShot().fit([SEEN[at] for at in rows]).predict(ALL).log_step_s_std.mean())
+
+    rng = np.random.default_rng(0)
+    by_chance = [left_uncertain(rng.permutation(len(SEEN))[:6].tolist()) for _ in range(7)]
+    assert left_uncertain(first_settings(ALL, 6).tolist()) < np.median(by_chance)
+
+
+def test_a_batch_that_ran_out_of_memory_and_larger_ones_are_left_out() -> None:
+    assert fits_memory(ALL, [_out_of_memory(32)]).tolist() == [m.setting.batch_size < 32 for m in SEEN]
+    chosen = first_settings(ALL, 8, measurements=[_out_of_memory(20)])
+    assert all(ALL.batch_size[chosen] == 8)
+
+
+def test_next_settings_are_new_ones() -> None:
+    first = first_settings(ALL, 6, references=[made_up_profile(SEEN)])
+    measured = [SEEN[at] for at in first]
+    fitted = FewShot().fit(measured)
+    following = next_settings(ALL, 5, measurements=[*measured, _out_of_memory(64)], fitted=fitted)
+    assert not set(following.tolist()) & set(first.tolist())
+    assert len(set(following.tolist())) == 5
+
+
+def test_next_settings_go_where_least_is_known() -> None:
+    measured = [m for m in SEEN if m.setting.mode.gpu_mhz == 1200.0]
+    measured += [replace(m, step_s=1.01 * m.step_s) for m in measured]
+    following = next_settings(ALL, 1, measurements=measured, fitted=FewShot().fit(measured, [made_up_profile(SEEN)]))
+    assert ALL[int(following[0])].mode.gpu_mhz == 200.0
+
+
+def test_refuses_more_settings_than_there_are() -> None:
+    with pytest.raises(PredictError, match="can be measured"):
+        first_settings(ALL, 20, measurements=[_out_of_memory(32)])

@@ -1,0 +1,157 @@
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+
+from underwatt.errors import PredictError
+from underwatt.predict.conformance import PredictorConformance, made_up_measurements, made_up_profile
+from underwatt.predict.design import first_settings
+from underwatt.predict.fewshot import FewShot
+from underwatt.predict.settings import SettingArray
+from underwatt.records import Measurement, PowerMode, Profile, Setting
+from underwatt.tables import read_powertrain_table
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from underwatt.predict.base import Predictor
+
+
+class TestFewShot(PredictorConformance):
+    def make(self) -> Predictor:
+        return FewShot()
+
+
+def _errors(seen: tuple[Measurement, ...], rows: list[int], references: list[Profile]) -> tuple[float, float]:
+    fitted = FewShot().fit([seen[at] for at in rows], references)
+    predicted = fitted.predict(SettingArray.of([m.setting for m in seen]))
+    time_error = predicted.log_step_s - np.log([m.step_s for m in seen])
+    power_error = predicted.log_power_w - np.log([m.power_w for m in seen])
+    return float(np.abs(time_error).mean()), float(np.abs(power_error).mean())
+
+
+TEN = [0, 3, 5, 8, 11, 12, 14, 18, 21, 23]
+
+
+def test_ten_settings_predict_the_others_of_a_made_up_device() -> None:
+    time_error, power_error = _errors(made_up_measurements(), TEN, [])
+    assert time_error < 0.05
+    assert power_error < 0.03
+
+
+def test_a_reference_that_contradicts_is_ignored() -> None:
+    seen = made_up_measurements()
+    upside_down = [replace(m, step_s=1 / m.step_s, power_w=300 / m.power_w) for m in seen]
+    reference = made_up_profile(upside_down, "upside down")
+    alone, confused = _errors(seen, TEN, []), _errors(seen, TEN, [reference])
+    assert confused[0] < alone[0] + 0.01
+    assert confused[1] < alone[1] + 0.01
+    weights = FewShot().fit([seen[at] for at in TEN], [reference]).reference_weights()
+    assert weights["no reference"][0] > 0.9
+
+
+def test_a_reference_that_fits_is_used() -> None:
+    seen = made_up_measurements(slower=3.0)
+    reference = made_up_profile(made_up_measurements(), "kin")
+    few = TEN[::2]
+    assert _errors(seen, few, [reference])[0] < _errors(seen, few, [])[0]
+    weights = FewShot().fit([seen[at] for at in few], [reference]).reference_weights()
+    assert weights["kin on kin"][0] > 0.5
+    assert np.isclose(sum(time for time, _ in weights.values()), 1.0)
+
+
+def test_a_reference_with_some_of_the_knobs_is_welcome() -> None:
+    seen = made_up_measurements()
+    gpu_only = [
+        Measurement(Setting(PowerMode(gpu_mhz=mhz), 8), step_s=4 / mhz, power_w=5 + mhz / 100)
+        for mhz in (200.0, 400.0, 800.0, 1200.0)
+    ]
+    assert _errors(seen, TEN, [made_up_profile(gpu_only)])[0] < 0.08
+
+
+def test_a_reference_without_a_shared_knob_is_refused() -> None:
+    limits = [
+        Measurement(Setting(PowerMode(power_limit_w=w), 8), step_s=1 / w, power_w=w) for w in (100.0, 150.0, 200.0)
+    ]
+    with pytest.raises(PredictError, match="nothing in common"):
+        FewShot().fit(made_up_measurements(), [made_up_profile(limits, "card")])
+
+
+def test_bad_readings_in_a_reference_name_the_reference() -> None:
+    bad = [replace(m, power_w=-1.0) for m in made_up_measurements()]
+    with pytest.raises(PredictError, match="the reference broken"):
+        FewShot().fit(made_up_measurements(), [made_up_profile(bad, "broken")])
+
+
+def test_a_higher_clock_is_never_slower_even_where_readings_say_so() -> None:
+    rng = np.random.default_rng(1)
+    noisy = [replace(m, step_s=m.step_s * np.exp(0.2 * rng.standard_normal())) for m in made_up_measurements()]
+    clocks = np.array([[cpu, gpu] for cpu in np.linspace(500, 2000, 8) for gpu in np.linspace(200, 1200, 9)])
+    asked = SettingArray.product(("cpu_mhz", "gpu_mhz"), clocks, [8, 16])
+    times = FewShot().fit(noisy).predict(asked).log_step_s.reshape(8, 9, 2)
+    assert np.diff(times, axis=0).max() < 1e-7
+    assert np.diff(times, axis=1).max() < 1e-7
+
+
+def test_knows_less_far_from_what_was_measured() -> None:
+    seen = [m for m in made_up_measurements() if m.setting.batch_size == 8]
+    near, far = (SettingArray(("cpu_mhz", "gpu_mhz"), np.array([[1000.0, 400.0]]), np.array([b])) for b in (8.0, 512.0))
+    fitted = FewShot().fit(seen)
+    assert fitted.predict(far).log_step_s_std[0] > 2 * fitted.predict(near).log_step_s_std[0]
+
+
+def test_power_limits_and_batch_sizes() -> None:
+    seen = [
+        Measurement(
+            Setting(PowerMode(power_limit_w=w), b), step_s=(0.02 + 0.001 * b) * (300 / w) ** 0.6, power_w=0.9 * w
+        )
+        for w in (100.0, 150.0, 200.0, 250.0, 300.0)
+        for b in (32, 128, 512)
+    ]
+    time_error, power_error = _errors(tuple(seen), [0, 2, 4, 7, 9, 11, 12, 14], [])
+    assert time_error < 0.1
+    assert power_error < 0.1
+
+
+def test_a_device_without_knobs_learns_from_batch_sizes() -> None:
+    seen = [
+        Measurement(Setting(PowerMode(), b), step_s=0.005 + 1e-4 * b, power_w=100 + 40 * np.log2(b))
+        for b in (4, 8, 16, 32, 64, 128)
+    ]
+    time_error, _ = _errors(tuple(seen), [0, 2, 3, 5], [])
+    assert time_error < 0.15
+
+
+@pytest.mark.slow
+def test_fast_enough_for_every_setting_of_a_board(data_dir: Path) -> None:
+    table = read_powertrain_table(data_dir / "powertrain" / "orin_agx_train_mobilenetv3.csv")
+    values = [np.unique([m.setting.mode.knobs()[name] for m in table]) for name in table[0].setting.mode.knobs()]
+    grids = [values[0], np.linspace(115.2, 2201.6, 29), values[2], values[3]]
+    modes = np.stack([grid.ravel() for grid in np.meshgrid(*grids, indexing="ij")], axis=1)
+    modes = np.repeat(modes, 2, axis=0)[:18096]
+    asked = SettingArray.product(tuple(table[0].setting.mode.knobs()), modes, [4, 8, 16, 32, 64, 128])
+    assert len(asked) == 108_576
+    started = time.process_time()
+    FewShot().fit(table[::87]).predict(asked)
+    # Twice the two seconds of the requirement, as other work may share these cores.
+    assert time.process_time() - started < 8.0
+
+
+@pytest.mark.slow
+def test_real_tables_within_the_stated_errors(data_dir: Path) -> None:
+    target = read_powertrain_table(data_dir / "powertrain" / "orin_agx_train_mobilenetv3.csv")
+    reference = made_up_profile(read_powertrain_table(data_dir / "powertrain" / "orin_agx_train_resnet18.csv"))
+    settings = SettingArray.of([m.setting for m in target])
+    chosen = first_settings(settings, 10, references=[reference], seed=0)
+    fitted = FewShot().fit([target[at] for at in chosen], [reference])
+    rest = np.setdiff1d(np.arange(len(target)), chosen)
+    predicted = fitted.predict(settings.take(rest))
+    time_error = predicted.log_step_s - np.log([target[at].step_s for at in rest])
+    power_error = predicted.log_power_w - np.log([target[at].power_w for at in rest])
+    assert 100 * np.abs(np.expm1(time_error)).mean() < 6.0
+    assert 100 * np.abs(np.expm1(power_error)).mean() < 2.8
+    assert 0.8 < np.mean(np.abs(time_error) < 1.645 * predicted.log_step_s_std) < 0.99

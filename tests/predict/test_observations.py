@@ -1,0 +1,35 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from underwatt.errors import PredictError
+from underwatt.predict.conformance import made_up_measurements
+from underwatt.predict.observations import observe
+from underwatt.records import PowerMode, Setting
+
+
+def test_repeats_that_agree_are_both_kept() -> None:
+    seen = made_up_measurements()
+    again = replace(seen[0], step_s=1.1 * seen[0].step_s)
+    assert len(observe([*seen, again])) == len(seen) + 1
+
+
+def test_names_the_setting_that_disagrees() -> None:
+    seen = made_up_measurements()
+    with pytest.raises(PredictError) as caught:
+        observe([*seen, replace(seen[3], power_w=5 * seen[3].power_w)])
+    assert str(seen[3].setting) in str(caught.value)
+    assert caught.value.hint
+
+
+def test_settings_of_different_knobs_do_not_mix() -> None:
+    seen = made_up_measurements()
+    with pytest.raises(PredictError, match="same knobs"):
+        observe([*seen, replace(seen[0], setting=Setting(PowerMode(), 8))])
+
+
+def test_says_whose_measurements_are_wrong() -> None:
+    with pytest.raises(PredictError, match="the reference X"):
+        observe([], whose="the reference X")
