@@ -146,3 +146,32 @@ def test_a_sensor_that_vanishes_is_an_error_not_a_measurement() -> None:
 def test_nonsense_options_are_refused(options: dict[str, float]) -> None:
     with pytest.raises(InputError):
         MeasureOptions(**options)  # type: ignore[arg-type]
+
+
+def test_beats_of_several_steps_count_each_step() -> None:
+    device = virtual()
+
+    class Uneven(ScriptedRun):
+        def step(self) -> Beat | None:
+            self.steps += 1
+            count = 9 if self.steps % 2 else 1
+            device.clock.sleep(0.009 if count == 9 else 0.011)
+            return Beat(device.clock.now_s(), count)
+
+    with Session(device) as session:
+        found = measure(session, Uneven(device, 0, None), Setting(device.space.highest, 8))
+    assert found.step_s == pytest.approx(0.002, rel=0.05)
+
+
+def test_a_stall_that_comes_again_is_no_warm_up() -> None:
+    device = virtual()
+
+    class Stalling(ScriptedRun):
+        def step(self) -> Beat | None:
+            self.steps += 1
+            device.clock.sleep(0.1 if self.steps % 10 == 9 else 0.01)
+            return Beat(device.clock.now_s())
+
+    with Session(device) as session:
+        found = measure(session, Stalling(device, 0, None), Setting(device.space.highest, 8))
+    assert found.step_s == pytest.approx(0.019, rel=0.1)

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import threading
 import time
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -9,7 +11,7 @@ from hypothesis import strategies as st
 from profile_helpers import COST, virtual
 
 from underwatt.device.clock import SystemClock, VirtualClock
-from underwatt.errors import MeasureError, SensorError
+from underwatt.errors import MeasureError, NotPermittedError, SensorError
 from underwatt.profile.meter import Meter, Trace
 from underwatt.records import PowerSample
 
@@ -21,13 +23,15 @@ class Scripted:
         self.clock = clock
         self.power_w = 10.0
         self.counter = counter
-        self.broken = False
+        self.counted_w = 9.0
+        self.broken: type[Exception] | None = None
+        self.info = SimpleNamespace(name="scripted device")
 
     def read_power(self) -> PowerSample:
         if self.broken:
-            raise SensorError("The sensor is gone.")
+            raise self.broken("The sensor is gone.")
         now_s = self.clock.now_s()
-        return PowerSample(now_s, self.power_w, 7.0 * now_s if self.counter else None)
+        return PowerSample(now_s, self.power_w, self.counted_w * now_s if self.counter else None)
 
 
 def test_energy_is_the_integral_of_power() -> None:
@@ -49,26 +53,60 @@ def test_the_hardware_counter_is_preferred() -> None:
     with Meter(device) as meter:  # type: ignore[arg-type]
         device.clock.sleep(2.0)
     trace = meter.trace()
-    assert trace.energy_j == pytest.approx(14)
+    assert trace.energy_j == pytest.approx(18)
     assert trace.integrated_j == pytest.approx(20)
     at_s, watts = trace.mean_watts()
     assert len(at_s) == len(trace) - 1
-    assert watts == pytest.approx(np.full(20, 7.0))
+    assert watts == pytest.approx(np.full(20, 9.0))
 
 
 def test_a_sensor_that_vanishes_is_raised_and_never_zero_watts() -> None:
     device = Scripted(VirtualClock())
     with Meter(device) as meter:  # type: ignore[arg-type]
         device.clock.sleep(0.5)
-        device.broken = True
+        device.broken = SensorError
         device.clock.sleep(0.5)
         with pytest.raises(SensorError, match="gone"):
             meter.trace()
 
 
+@pytest.mark.parametrize("counted_w", [0.0, -9.0, 3.0])
+def test_a_counter_that_stands_still_or_contradicts_the_readings_is_not_used(counted_w: float) -> None:
+    device = Scripted(VirtualClock(), counter=True)
+    device.counted_w = counted_w
+    with Meter(device) as meter:  # type: ignore[arg-type]
+        device.clock.sleep(2.0)
+    assert meter.trace().counter_j is None
+    assert meter.trace().energy_j == pytest.approx(20)
+
+
+@pytest.mark.parametrize("error", [SensorError, NotPermittedError, RuntimeError])
+def test_whatever_ends_the_sampling_thread_is_raised_as_a_sensor_error(error: type[Exception]) -> None:
+    device = Scripted(SystemClock())
+    with Meter(device, 0.01) as meter:  # type: ignore[arg-type]
+        time.sleep(0.05)
+        device.broken = error
+        time.sleep(0.05)
+        with pytest.raises(SensorError):
+            meter.trace()
+
+
+def test_a_sensor_that_hangs_is_an_error() -> None:
+    device = Scripted(SystemClock())
+    with Meter(device, 0.01) as meter:  # type: ignore[arg-type]
+        time.sleep(0.05)
+        read, hang = device.read_power, threading.Event()
+        device.read_power = lambda: hang.wait(5) and read()  # type: ignore[method-assign,assignment,return-value]
+        time.sleep(1.3)
+        with pytest.raises(SensorError, match="last read"):
+            meter.trace()
+        hang.set()
+    assert len(meter.trace()) > 3, "after the meter has stopped its trace can still be looked at"
+
+
 def test_a_sensor_that_never_worked_is_raised_at_once() -> None:
     device = Scripted(VirtualClock())
-    device.broken = True
+    device.broken = SensorError
     with pytest.raises(SensorError), Meter(device):  # type: ignore[arg-type]
         pass
 
@@ -97,7 +135,7 @@ def test_step_times_are_the_distances_between_beats(steps: list[tuple[float, int
     for seconds, count in steps:
         at_s += seconds * count
         meter.beat_at(at_s, count)
-    assert meter.step_times() == pytest.approx([seconds for seconds, _ in steps])
+    assert meter.step_times() == pytest.approx([seconds for seconds, count in steps for _ in range(count)])
     assert len(meter.step_times(since_s=at_s + 1)) == 0
 
 

@@ -14,7 +14,7 @@ from profile_child import settings as child_settings
 from profile_helpers import COST, INFO, simulated, virtual
 
 from underwatt.device.session import Session
-from underwatt.errors import StepError
+from underwatt.errors import OutOfMemoryError, StepError
 from underwatt.profile.order import ordered_settings
 from underwatt.profile.runner import GUESS_S, ProfileOutcome, expected_s, run_profile
 from underwatt.profile.store import Store
@@ -60,7 +60,7 @@ def test_out_of_memory_skips_all_larger_batches_and_the_rest_goes_on(store: Stor
         (4, Status.OK),
         (64, Status.OUT_OF_MEMORY),
     ]
-    assert {s.batch_size for s in outcome.too_large} == {128}
+    assert sorted(s.batch_size for s in outcome.too_large) == [64, 128, 128], "every setting is accounted for"
     assert profile(store, simulated(device, large), device, settings).measured == ()
 
 
@@ -108,6 +108,19 @@ def test_a_failing_setting_is_reported_and_tried_again_next_time(store: Store) -
     assert "will not start" in outcome.failed[0].note
     again = profile(store, Flaky(device), device, settings)
     assert [m.setting.batch_size for m in again.measured] == [8]
+
+
+def test_out_of_memory_at_the_start_of_a_job_is_recorded(store: Store) -> None:
+    device = virtual()
+
+    class TooLarge(Flaky):
+        def start(self, batch_size: int) -> SimulatedRun:
+            if batch_size >= 8:
+                raise OutOfMemoryError("The model does not fit.")
+            return super().start(batch_size)
+
+    outcome = profile(store, TooLarge(device), device, ordered_settings([device.space.highest], (4, 8, 16)))
+    assert [m.status for m in outcome.measured] == [Status.OK, Status.OUT_OF_MEMORY]
 
 
 def test_expected_time_comes_from_what_was_measured() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from underwatt.errors import InputError, OutOfMemoryError, StepError
+from underwatt.errors import InputError, MeasureError, OutOfMemoryError, StepError
 from underwatt.profile.meter import SAMPLE_PERIOD_S, Meter
 from underwatt.profile.steady import Settling, mean_after_warmup, mean_while_settling
 from underwatt.records import Measurement, Setting, Status
@@ -93,6 +93,8 @@ def _follow(device: Device, run: StepRun, setting: Setting, options: MeasureOpti
             known = _evaluate(meter, setting, begun_s, settling)
             if beat is None and known is None:
                 return _too_short(setting)
+            if known is None and now_s - begun_s > options.limit_s and not len(meter.trace(begun_s)):
+                raise MeasureError(f"{device.info.name} gave no power reading in {options.limit_s:g} s.")
             if known is not None and (
                 beat is None or now_s - begun_s >= options.limit_s or _is_enough(known[0], options)
             ):
@@ -139,6 +141,8 @@ def _evaluate(
         return None
     steps = mean_after_warmup(durations_s)
     power, log_likelihood = mean_while_settling(*trace.mean_watts(), settling, block_s=steps.mean)
+    if not power.mean > 0:
+        raise MeasureError(f"The power readings of {setting} average {power.mean:g} W, which cannot be.")
     settled = trace.part(power.first)
     measured = Measurement(
         setting,

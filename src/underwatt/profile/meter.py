@@ -9,7 +9,6 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections import deque
 from dataclasses import dataclass
-from itertools import islice
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -28,6 +27,9 @@ SAMPLE_PERIOD_S = 0.1
 PEAK_PERCENTILE = 99.0  # peak watts = this percentile of the readings in a window
 KEEP_SAMPLES = 864_000  # a day at ten a second
 KEEP_BEATS = 1_000_000
+STALE_PERIODS, STALE_S = 10, 1.0  # readings older than so many periods and this long are no readings of now
+COUNTER_TOLERANCE = 0.25  # between the hardware's energy counter and the readings, over a window
+COUNTER_MIN_READINGS = 10  # fewer do not tell a slow counter from a broken one
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,8 +84,9 @@ class Meter:
         self._now_s = device.clock.now_s
         self._samples: deque[PowerSample] = deque(maxlen=KEEP_SAMPLES)
         self._beats: deque[float] = deque(maxlen=KEEP_BEATS)
-        self._steps_of: dict[float, int] = {}  # of the rare beats that stand for several steps
+        self._steps: deque[int] = deque(maxlen=KEEP_BEATS)
         self._keep_beat = self._beats.append
+        self._keep_steps = self._steps.append
         self._error: SensorError | None = None
         self._missed = 0
         self._timer: Timer | None = None
@@ -101,18 +104,22 @@ class Meter:
     def beat(self) -> None:
         """A step is complete, now."""
         self._keep_beat(self._now_s())
+        self._keep_steps(1)
 
     def beat_at(self, at_s: float, steps: int = 1) -> None:
         """Some steps were complete at a moment that somebody else noted."""
         self._keep_beat(at_s)
-        if steps != 1:
-            self._steps_of[at_s] = steps
+        self._keep_steps(steps)
 
     def _sample(self) -> None:
         try:
             sample = self._device.read_power()
         except SensorError as exc:
             self._error = exc
+            return
+        except Exception as exc:  # noqa: BLE001 - whatever ends the sampling must reach whoever asks for watts
+            self._error = SensorError(f"The power of {self._device.info.name} cannot be read any more ({exc}).")
+            self._error.__cause__ = exc
             return
         if self._samples:
             gap_s = sample.at_s - self._samples[-1].at_s
@@ -123,21 +130,39 @@ class Meter:
         """The readings from a moment on; raises the sensor's error where one failed."""
         if self._error is not None:
             raise self._error
-        # The timer appends while we look: the length read first bounds what is looked at.
-        samples = list(islice(self._samples, 0, len(self._samples)))
+        samples = list(self._samples)
+        if self._timer and samples and self._now_s() - samples[-1].at_s > STALE_PERIODS * self._period_s + STALE_S:
+            raise SensorError(
+                f"The power of {self._device.info.name} was last read {self._now_s() - samples[-1].at_s:.1f} s ago.",
+                hint="The sensor hangs, or this machine is too busy to sample it.",
+            )
         samples = samples[bisect_left(samples, since_s, key=lambda sample: sample.at_s) :]
-        counted = bool(samples) and all(sample.energy_j is not None for sample in samples)
-        return Trace(
-            np.array([sample.at_s for sample in samples]),
-            np.array([sample.power_w for sample in samples]),
-            np.array([sample.energy_j for sample in samples], float) if counted else None,
-            self._missed,
-        )
+        at_s = np.array([sample.at_s for sample in samples])
+        power_w = np.array([sample.power_w for sample in samples])
+        counter_j = None
+        if samples and all(sample.energy_j is not None for sample in samples):
+            counter_j = _sound_counter(at_s, power_w, np.array([sample.energy_j for sample in samples], float))
+        return Trace(at_s, power_w, counter_j, self._missed)
 
     def step_times(self, since_s: float = -np.inf) -> NDArray[np.float64]:
-        """How long each step took, for beats from a moment on; the first beat only starts the watch."""
-        beats = [at_s for at_s in islice(self._beats, 0, len(self._beats)) if at_s >= since_s]
+        """How long each step took, for beats from a moment on; the first beat only starts the watch.
+
+        A beat that stands for several steps gives each of them the same share of its time.
+        """
+        beats = [(at_s, steps) for at_s, steps in zip(self._beats, self._steps, strict=True) if at_s >= since_s]
         if len(beats) < 2:
             return np.empty(0)
-        steps = np.array([self._steps_of.get(at_s, 1) for at_s in beats[1:]], float)
-        return np.asarray(np.diff(beats) / steps)
+        steps = np.array([count for _, count in beats[1:]])
+        return np.repeat(np.diff([at_s for at_s, _ in beats]) / steps, steps)
+
+
+def _sound_counter(
+    at_s: NDArray[np.float64], power_w: NDArray[np.float64], counter_j: NDArray[np.float64]
+) -> NDArray[np.float64] | None:
+    """The energy counter, unless it stands still, runs backwards, or contradicts the readings: then they count."""
+    gained_j = counter_j[-1] - counter_j[0]
+    if len(counter_j) < COUNTER_MIN_READINGS:
+        return counter_j
+    expected_j = float(np.mean(power_w)) * (at_s[-1] - at_s[0])
+    sound = bool(np.all(np.diff(counter_j) >= 0)) and abs(gained_j / expected_j - 1) <= COUNTER_TOLERANCE
+    return counter_j if sound else None

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
 
-from underwatt.errors import StepError, WorkloadError
+from underwatt.errors import OutOfMemoryError, StepError, WorkloadError
 from underwatt.profile.measure import measure
 from underwatt.profile.order import smallest_too_large, to_measure
 from underwatt.profile.steady import Settling
@@ -30,7 +30,7 @@ GUESS_S = 8.0  # for one setting, before any was measured
 
 @dataclass(frozen=True, slots=True)
 class ProfileOutcome:
-    """What profiling did: new measurements, settings that failed, and settings too large to try."""
+    """What profiling did: new measurements, those that failed, and settings that were too large to be tried."""
 
     measured: tuple[Measurement, ...]
     failed: tuple[Measurement, ...]
@@ -68,11 +68,12 @@ def run_profile(
             measured.append(found)
             if watch:
                 watch(found, len(measured), total)
+    tried = {m.setting for m in (*known, *measured)}
     limit = smallest_too_large([*known, *measured])
     return ProfileOutcome(
         measured=tuple(measured),
         failed=tuple(m for m in measured if m.status is Status.FAILED),
-        too_large=tuple(s for s in settings if s.batch_size > limit),
+        too_large=tuple(s for s in settings if s.batch_size >= limit and s not in tried),
     )
 
 
@@ -82,6 +83,8 @@ def _measure_with_retry(
     for _ in range(TRIES):
         try:
             run = runs.at(setting.batch_size)
+        except OutOfMemoryError as exc:
+            return Measurement(setting, status=Status.OUT_OF_MEMORY, note=exc.message)
         except StepError as exc:
             return Measurement(setting, status=Status.FAILED, note=str(exc))
         found = measure(session, run, setting, options, settling)

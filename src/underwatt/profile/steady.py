@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 SETTLING_TIMES_S = np.geomspace(0.1, 3.0, 24)  # from a quick shunt to the one-second average of a data-centre GPU
 SETTLED = 0.005  # a reading counts as settled when the approach is this share of the mean or less
+LONGEST_WARM_UP = 5
 CLEAR_GAIN = 0.5  # readings are dropped where that halves the variance of the mean, or better
 _FEWEST = 6
 _MOST_CERTAIN = 6.0  # log odds: a settling time is never ruled out for good
@@ -56,7 +57,10 @@ class Settling:
 
 
 def settled_from(values: NDArray[np.float64]) -> int:
-    """The index from which on the mean of ``values`` is known best; at most half of them are dropped."""
+    """The index from which on the mean is known best; only the first few values, and at most half, are dropped.
+
+    A slow step later on is no warm-up: it comes again, and belongs to the mean.
+    """
     count = len(values)
     if count < 4:
         return 0
@@ -66,7 +70,7 @@ def settled_from(values: NDArray[np.float64]) -> int:
     total = np.cumsum(centred)
     scatter = np.cumsum(centred**2) - total**2 / remaining
     error = (np.maximum(scatter, 0.0) / remaining**2)[::-1]
-    best = int(np.argmin(error[: count // 2 + 1]))
+    best = int(np.argmin(error[: min(count // 2, LONGEST_WARM_UP) + 1]))
     # Chance alone makes some cut look best; believing it each time would make the interval too narrow.
     return best if error[best] < CLEAR_GAIN * error[0] else 0
 

@@ -154,3 +154,12 @@ def test_an_idle_rail_a_step_below_zero_is_no_fault(tmp_path: Path) -> None:
     currents = sorted(tmp_path.glob("sys/bus/i2c/drivers/ina3221/*/hwmon/hwmon*/curr2_input"))
     currents[0].write_text("-8\n")
     assert 0 < measured.total_w() < before_w
+
+
+def test_a_rail_without_voltage_is_missing_not_zero(tmp_path: Path) -> None:
+    measured = monitor(trees.plant(tmp_path, trees.ORIN_AGX_JP6))
+    assert measured.total_w() > 0
+    voltage = min(tmp_path.glob("sys/bus/i2c/drivers/ina3221/*/hwmon/hwmon*/in1_input"))
+    voltage.write_text("0\n")
+    with pytest.raises(SensorError, match="0 mV"):
+        measured.total_w()

@@ -125,6 +125,11 @@ class PowerMonitor:
                     f"The power sensor of rail {rail.name} reads {value} in {self._sysfs.full(file)}.",
                     hint="A negative reading is garbage; look into dmesg.",
                 )
+            if value <= 0 and file.rsplit("/", 1)[-1].startswith("in") and len(rail.files) > 1:
+                raise SensorError(
+                    f"The power sensor of rail {rail.name} reads {value} mV.",
+                    hint="A rail without voltage would be missing from the total; look into dmesg.",
+                )
             power_w *= value
         if power_w > MAX_PLAUSIBLE_W:
             raise SensorError(

@@ -1,0 +1,88 @@
+from __future__ import annotations
+
+import numpy as np
+import planning_world as world
+import pytest
+
+from underwatt.errors import InputError
+from underwatt.plan import baselines
+from underwatt.plan.budget import Budget
+from underwatt.plan.problem import Outlook
+from underwatt.records import PowerMode, Prediction
+
+PROBLEM = world.problem(Budget(power_w=7.0))
+TABLE = baselines.Table.measured(PROBLEM, world.everything())
+
+
+def _setting(row: int | None):
+    assert row is not None
+    return PROBLEM.candidates[row]
+
+
+def test_largest_batch_takes_the_highest_gpu_clock_that_fits() -> None:
+    chosen = _setting(baselines.largest_batch(TABLE, 7.0))
+    assert chosen.batch_size == 64
+    assert world.truth(chosen).power_w <= 7.0
+    higher = [gpu for gpu in world.GPU_MHZ if gpu > chosen.mode.gpu_mhz]
+    assert all(world.truth(world.at(cpu, gpu, 64)).power_w > 7.0 for gpu in higher for cpu in world.CPU_MHZ)
+
+
+def test_largest_batch_falls_back_to_a_smaller_one_where_it_fits_at_no_clock() -> None:
+    powers = np.where(PROBLEM.candidates.batch_size > 16, 50.0, TABLE.drawn_w)
+    table = baselines.Table(TABLE.settings, TABLE.time_s, TABLE.sample_s, powers)
+    assert _setting(baselines.largest_batch(table, 7.0)).batch_size == 16
+
+
+def test_default_batch_is_the_middle_one() -> None:
+    assert _setting(baselines.default_batch(TABLE, 7.0)).batch_size == 16
+
+
+def test_oracle_beats_every_baseline() -> None:
+    best = TABLE.time_s[baselines.oracle(TABLE, 7.0)]
+    for rule in (baselines.largest_batch, baselines.default_batch, baselines.fastest_throughput):
+        row = rule(TABLE, 7.0)
+        assert TABLE.drawn_w[row] <= 7.0
+        assert TABLE.time_s[row] >= best
+    assert TABLE.time_s[baselines.largest_batch(TABLE, 7.0)] > 1.05 * best
+
+
+def test_throughput_alone_chooses_a_batch_that_converges_worse() -> None:
+    assert _setting(baselines.fastest_throughput(TABLE, 7.0)).batch_size == 64
+    assert _setting(baselines.oracle(TABLE, 7.0)).batch_size < 64
+
+
+def test_maximum_mode_ignores_the_budget() -> None:
+    assert _setting(baselines.maximum_mode(TABLE)) == world.at(2000.0, 1200.0, 16)
+
+
+def test_stock_modes_are_compared_by_name() -> None:
+    modes = {
+        "low": PowerMode(cpu_mhz=500.0, gpu_mhz=200.0),
+        "middle": PowerMode(cpu_mhz=1500.0, gpu_mhz=600.0),
+        "max": PowerMode(cpu_mhz=2000.0, gpu_mhz=1200.0),
+        "elsewhere": PowerMode(gpu_mhz=600.0, mem_mhz=1600.0),
+    }
+    name, row = baselines.stock_mode(TABLE, 7.0, modes)
+    assert name == "middle"
+    assert _setting(row) == world.at(1500.0, 600.0, 16)
+    assert baselines.stock_mode(TABLE, 1.0, modes) is None
+
+
+def test_nothing_fits_is_none() -> None:
+    rules = (baselines.oracle, baselines.largest_batch, baselines.default_batch, baselines.fastest_throughput)
+    assert [rule(TABLE, 1.0) for rule in rules] == [None] * 4
+
+
+def test_trusting_predictions_can_break_the_budget() -> None:
+    zeros = np.zeros(len(PROBLEM))
+    too_low = Prediction(np.log([m.step_s for m in world.everything()]), zeros + 0.1, zeros + np.log(6.9), zeros + 0.1)
+    predicted = baselines.Table.predicted(PROBLEM, Outlook.of(PROBLEM, too_low))
+    row = baselines.trusting_choice(predicted, 7.0)
+    assert TABLE.drawn_w[row] > 7.0
+    assert np.allclose(predicted.time_s, TABLE.time_s)
+    assert np.allclose(predicted.sample_s, TABLE.sample_s)
+
+
+def test_a_truth_must_cover_every_candidate() -> None:
+    with pytest.raises(InputError):
+        baselines.Table.measured(PROBLEM, world.everything()[1:])

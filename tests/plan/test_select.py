@@ -1,0 +1,143 @@
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import planning_world as world
+import pytest
+
+from underwatt.errors import BudgetError, InputError
+from underwatt.plan.budget import Budget, parse_budget
+from underwatt.plan.problem import Goal, Problem
+from underwatt.plan.select import choose_setting
+from underwatt.predict import FewShot
+from underwatt.records import Measurement, Prediction, Status, to_json
+
+
+def _predict(problem: Problem, std: float = 0.03) -> Prediction:
+    table = world.everything()
+    stds = np.full(len(problem), std)
+    return Prediction(np.log([m.step_s for m in table]), stds, np.log([m.power_w for m in table]), stds)
+
+
+def test_chooses_the_fastest_that_keeps_the_budget_at_the_risk() -> None:
+    problem = world.problem(Budget(power_w=7.0))
+    plan = choose_setting(problem, _predict(problem), risk=0.05)
+    assert plan.chosen.chance_over <= 0.05
+    assert plan.setting == plan.chosen.setting
+    within = [m for m in world.everything() if m.power_w * math.exp(1.645 * 0.03) <= 7.0]
+    samples = {size: math.exp(world.Curve().predict([size])[0][0]) for size in world.BATCH_SIZES}
+    best_s = min(m.step_s / m.setting.batch_size * samples[m.setting.batch_size] for m in within)
+    assert plan.chosen.time_s.expected == pytest.approx(best_s)
+
+
+def test_more_risk_is_never_slower() -> None:
+    problem = world.problem(Budget(power_w=7.0))
+    times = [
+        choose_setting(problem, _predict(problem, 0.1), risk=risk).chosen.time_s.expected for risk in (0.01, 0.1, 0.4)
+    ]
+    assert times == sorted(times, reverse=True)
+    assert times[0] > times[-1]
+
+
+def test_intervals_hold_the_expectation_and_widen_with_doubt() -> None:
+    problem = world.problem(Budget(power_w=7.0))
+    narrow, wide = (choose_setting(problem, _predict(problem, std)).chosen.power_w for std in (0.01, 0.05))
+    for interval in (narrow, wide):
+        assert interval.low < interval.expected < interval.high
+    assert wide.high / wide.low > narrow.high / narrow.low
+    unsure = world.problem(Budget(power_w=7.0), curve=world.Curve(std=0.5))
+    time = choose_setting(unsure, _predict(unsure, 0.01)).chosen.time_s
+    assert time.high / time.low > 4
+
+
+def test_neighbours_lie_on_the_front_on_either_side() -> None:
+    problem = world.problem(Budget(power_w=7.0))
+    plan = choose_setting(problem, _predict(problem))
+    assert plan.faster is not None
+    assert plan.thriftier is not None
+    assert plan.faster.time_s.expected < plan.chosen.time_s.expected
+    assert plan.thriftier.power_w.expected < plan.chosen.power_w.expected
+    assert plan.faster in plan.front
+    assert plan.thriftier in plan.front
+    times = [point.time_s.expected for point in plan.front]
+    powers = [point.power_w.expected for point in plan.front]
+    assert times == sorted(times)
+    assert powers == sorted(powers, reverse=True)
+
+
+def test_a_measured_setting_counts_as_measured() -> None:
+    problem = world.problem(Budget(power_w=7.0))
+    plan = choose_setting(problem, _predict(problem))
+    hungry = replace(world.truth(plan.setting), power_w=7.5)
+    again = choose_setting(problem, _predict(problem), measurements=[hungry])
+    assert again.setting != plan.setting
+    confirmed = choose_setting(problem, _predict(problem), measurements=[world.truth(plan.setting)])
+    assert confirmed.setting == plan.setting
+    assert confirmed.chosen.measured
+    assert "measured" in confirmed.reason
+    assert confirmed.chosen.power_w.high - confirmed.chosen.power_w.low < 0.2
+
+
+def test_out_of_memory_batches_are_left_out() -> None:
+    problem = world.problem(Budget(power_w=7.0))
+    chosen = choose_setting(problem, _predict(problem)).setting.batch_size
+    full = Measurement(world.at(500.0, 200.0, chosen), status=Status.OUT_OF_MEMORY)
+    assert choose_setting(problem, _predict(problem), measurements=[full]).setting.batch_size < chosen
+    nothing = Measurement(world.at(500.0, 200.0, 4), status=Status.OUT_OF_MEMORY)
+    with pytest.raises(InputError, match="memory"):
+        choose_setting(problem, _predict(problem), measurements=[nothing])
+
+
+def test_the_smallest_feasible_budget_is_named_and_feasible() -> None:
+    problem = world.problem(Budget(power_w=2.0))
+    with pytest.raises(BudgetError) as error:
+        choose_setting(problem, _predict(problem))
+    named = error.value.hint.split("budget to ")[1].split(",")[0]
+    raised = world.problem(parse_budget(named))
+    assert choose_setting(raised, _predict(raised)).chosen.chance_over <= 0.05
+
+
+@pytest.mark.parametrize("bounds", [{"deadline_s": 1.0}, {"energy_j": 1.0}])
+def test_other_bounds_that_cannot_be_kept_are_named(bounds: dict[str, float]) -> None:
+    problem = world.problem(Budget(power_w=7.0, **bounds))
+    with pytest.raises(BudgetError, match="deadline" if "deadline_s" in bounds else "energy"):
+        choose_setting(problem, _predict(problem))
+
+
+def test_goals_and_bounds_trade_time_for_energy() -> None:
+    free = world.problem(Budget(power_w=20.0))
+    soonest = choose_setting(free, _predict(free)).chosen
+    least = world.problem(Budget(deadline_s=2 * soonest.time_s.expected), goal=Goal.LEAST_ENERGY)
+    thrifty = choose_setting(least, _predict(least)).chosen
+    assert thrifty.energy_j.expected < soonest.energy_j.expected
+    assert thrifty.time_s.expected <= 2 * soonest.time_s.expected
+    tight = world.problem(Budget(energy_j=0.9 * soonest.energy_j.expected))
+    assert choose_setting(tight, _predict(tight)).chosen.energy_j.expected <= 0.9 * soonest.energy_j.expected
+
+
+def test_a_plan_is_json_and_says_why() -> None:
+    problem = world.problem(parse_budget("7W"))
+    plan = choose_setting(problem, _predict(problem))
+    assert "soonest" in plan.reason
+    assert "7 W mean" in plan.reason
+    plain = to_json(plan)
+    assert plain["chosen"]["setting"]["batch_size"] == plan.setting.batch_size
+    assert plain["goal"] == "soonest"
+
+
+def test_works_on_what_the_predictor_says() -> None:
+    problem = world.problem(Budget(power_w=7.0))
+    measured = world.everything()[::7]
+    plan = choose_setting(problem, FewShot().fit(measured).predict(problem.candidates), measurements=measured)
+    assert world.truth(plan.setting).power_w <= 7.0 * 1.02
+
+
+def test_nonsense_is_refused() -> None:
+    problem = world.problem(Budget(power_w=7.0))
+    with pytest.raises(InputError):
+        choose_setting(problem, _predict(problem), risk=0.0)
+    short = Prediction(*(np.zeros(3) for _ in range(4)))
+    with pytest.raises(InputError):
+        choose_setting(problem, short)
