@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from underwatt.device.journal import DeviceLock, Journal, pending, state_dir
+from underwatt.device import journal as journal_module
+from underwatt.device.journal import DeviceLock, Journal, journal_folders, pending, state_dir
 from underwatt.errors import DeviceBusyError, JournalError
 from underwatt.records import DeviceInfo
 
@@ -114,7 +115,28 @@ def test_a_forked_child_does_not_keep_the_lock(tmp_path: Path) -> None:
 def test_sessions_are_finished_before_what_was_set_under_them(tmp_path: Path) -> None:
     for purpose in ("set", "session"):
         Journal.of(INFO, purpose, tmp_path).write(INFO, SNAPSHOT)
-    assert [journal.path.suffixes[-2] for journal in pending(tmp_path)] == [".session", ".set"]
+    assert [journal.path.suffixes[-2] for journal in pending([tmp_path])] == [".session", ".set"]
+
+
+def test_ids_that_differ_have_files_that_differ(tmp_path: Path) -> None:
+    one, other = (DeviceInfo("jetson", "x", f"a{mark}b", "jetson:/") for mark in "/_")
+    assert Journal.of(one, "set", tmp_path).path != Journal.of(other, "set", tmp_path).path
+
+
+def test_a_users_lock_and_roots_are_the_same(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.delenv("UNDERWATT_STATE")
+    monkeypatch.setattr(journal_module, "_SHARED_LOCKS", tmp_path)
+    monkeypatch.setattr(journal_module, "_ROOTS_STATE", tmp_path / "root")
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "home"))
+    as_root = DeviceLock(INFO)
+    as_root.acquire()
+    [lock] = tmp_path.glob("*.lock")
+    assert lock.stat().st_mode & 0o666 == 0o666
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    with pytest.raises(DeviceBusyError):
+        DeviceLock(INFO).acquire()
+    as_root.release()
+    assert journal_folders() == (tmp_path / "home" / "underwatt", tmp_path / "root")
 
 
 def test_state_folder_is_configurable(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

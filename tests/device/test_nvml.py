@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from pathlib import Path
+
 import pynvml
 import pytest
 from fake_nvml import FakeNvml
@@ -7,6 +9,7 @@ from fake_nvml import FakeNvml
 from underwatt.device import nvml as nvml_module
 from underwatt.device.conformance import DeviceConformance
 from underwatt.device.nvml import NvmlBackend, NvmlDevice
+from underwatt.device.session import Session, restore_all, set_and_leave
 from underwatt.errors import ApplyError, DeviceError, NoDeviceError, NotPermittedError, SensorError
 from underwatt.records import PowerMode
 
@@ -120,34 +123,52 @@ def test_backend_lists_cards(library: FakeNvml) -> None:
     assert backend.open("").info.address == "nvml:GPU-1"
 
 
-def test_throttling_has_reasons(library: FakeNvml) -> None:
+def test_throttling_has_reasons_and_the_power_limit_is_none(library: FakeNvml) -> None:
     device = NvmlDevice("0", nvml=library)
-    assert device.read_state().throttle_reasons == ()
     library.throttle_bits = library.nvmlClocksThrottleReasonSwPowerCap
-    assert device.read_state().throttle_reasons == ("power limit reached",)
+    assert device.read_state().throttle_reasons == ()
+    library.throttle_bits |= library.nvmlClocksThrottleReasonHwThermalSlowdown
+    assert device.read_state().throttle_reasons == ("too hot (hardware)",)
 
 
-def test_an_unprivileged_user_changes_nothing_by_restoring(library: FakeNvml, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(nvml_module, "_may_administer", lambda: False)
-    device = NvmlDevice("0", nvml=library)
-    library.calls.clear()
-    device.restore(device.snapshot())
-    assert not [name for name in library.calls if "Set" in name or "Reset" in name]
-    assert all(item.remedy for item in device.capabilities() if item.kind == "knob")
-
-
-def test_restoring_leaves_alone_what_was_not_locked_here(library: FakeNvml) -> None:
+def test_restoring_leaves_alone_what_was_not_locked_here(library: FakeNvml, tmp_path: Path) -> None:
     library.gpu_lock = (900, 900)  # somebody else's lock, which NVML cannot show
-    device = NvmlDevice("0", nvml=library)
-    found = device.snapshot()
-    device.apply(PowerMode(power_limit_w=150))
-    device.restore(found)
+    mode = PowerMode(power_limit_w=150)
+    set_and_leave(NvmlDevice("0", nvml=library), mode, tmp_path)
+    assert library.limit_mw == 150_000
+    [(_, error)] = restore_all(tmp_path, open_address=lambda _: NvmlDevice("0", nvml=library))
+    assert error is None
     assert library.gpu_lock == (900, 900)
     assert library.limit_mw == 250_000
 
 
-def test_finishing_a_killed_session_unlocks_everything(library: FakeNvml) -> None:
-    found = NvmlDevice("0", nvml=library).snapshot()
-    library.gpu_lock = library.mem_lock = (405, 405)
-    NvmlDevice("0", nvml=library).restore(found)
+def test_another_process_unlocks_what_was_locked(library: FakeNvml, tmp_path: Path) -> None:
+    set_and_leave(NvmlDevice("0", nvml=library), PowerMode(gpu_mhz=1200), tmp_path)
+    set_and_leave(NvmlDevice("0", nvml=library), PowerMode(mem_mhz=405), tmp_path)
+    assert (library.gpu_lock, library.mem_lock) == ((1200, 1200), (405, 405))
+    restore_all(tmp_path, open_address=lambda _: NvmlDevice("0", nvml=library))
     assert library.gpu_lock is library.mem_lock is None
+
+
+def test_a_user_who_may_not_unlock_keeps_the_journal(library: FakeNvml, tmp_path: Path) -> None:
+    set_and_leave(NvmlDevice("0", nvml=library), PowerMode(gpu_mhz=1200), tmp_path)
+    library.failing["nvmlDeviceResetGpuLockedClocks"] = pynvml.NVML_ERROR_NO_PERMISSION
+    [(_, error)] = restore_all(tmp_path, open_address=lambda _: NvmlDevice("0", nvml=library))
+    assert isinstance(error, NotPermittedError)
+    del library.failing["nvmlDeviceResetGpuLockedClocks"]
+    [(_, error)] = restore_all(tmp_path, open_address=lambda _: NvmlDevice("0", nvml=library))
+    assert error is None
+    assert library.gpu_lock is None
+
+
+def test_reading_needs_no_permission_and_capabilities_say_what_would(
+    library: FakeNvml, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(nvml_module, "_may_administer", lambda: False)
+    device = NvmlDevice("0", nvml=library)
+    library.calls.clear()
+    with Session(device) as session:
+        session.apply(PowerMode())
+        device.read_power()
+    assert not [name for name in library.calls if "Set" in name or "Reset" in name]
+    assert all(item.remedy for item in device.capabilities() if item.kind == "knob")

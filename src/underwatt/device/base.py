@@ -57,8 +57,8 @@ class Device(Protocol):
         """
         ...
 
-    def snapshot(self) -> Mapping[str, str]:
-        """All that ``apply`` could change, as text that survives in a journal."""
+    def snapshot(self, mode: PowerMode | None = None) -> Mapping[str, str]:
+        """All that ``apply(mode)`` could change, or any ``apply``, as text that survives in a journal."""
         ...
 
     def restore(self, snapshot: Mapping[str, str]) -> None:

@@ -118,14 +118,28 @@ class DeviceConformance:
         device.restore(found)
         assert dict(device.snapshot()) == found
 
+    def test_modes_differ_in_what_they_set(self, settable_device: Device) -> None:
+        """A device that accepts a mode and does nothing would pass everything else."""
+        device = settable_device
+        if len(device.space) == 1:
+            pytest.skip("this device has one mode")
+        seen = []
+        for mode in (device.space.lowest, device.space.highest):
+            device.apply(mode)
+            seen.append((dict(device.snapshot()), device.read_state().running))
+        assert seen[0] != seen[1]
+
     def test_one_knob_alone_leaves_the_others(self, settable_device: Device) -> None:
-        """Setting a single knob after a whole mode changes only that knob."""
+        """Moving one knob from one end to the other and back changes nothing else."""
         device = settable_device
         device.apply(device.space.lowest)
         before = dict(device.snapshot())
-        knob = device.space.knobs[0]
-        device.apply(PowerMode.of({knob.name: knob.values[0]}))
-        assert dict(device.snapshot()) == before
+        for knob in device.space.knobs:
+            other = device.space.lowest.with_knobs(**{knob.name: knob.values[-1]})
+            if other in device.space:
+                device.apply(PowerMode.of({knob.name: knob.values[-1]}))
+                device.apply(PowerMode.of({knob.name: knob.values[0]}))
+                assert dict(device.snapshot()) == before
 
     def test_empty_mode_changes_nothing(self, settable_device: Device) -> None:
         """A mode without values is a mode that asks for nothing."""

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 from underwatt.errors import DeviceBusyError, JournalError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
     from underwatt.records import DeviceInfo
 
@@ -30,13 +30,29 @@ FORMAT = 1
 STATE_VARIABLE = "UNDERWATT_STATE"
 
 
+_ROOTS_STATE = Path("/var/lib/underwatt")
+_SHARED_LOCKS = Path("/run/lock")  # for everybody: root and a user must not set one device at once
+
+
 def state_dir() -> Path:
-    """Where journals lie: ``$UNDERWATT_STATE``, else a folder that outlives a reboot."""
+    """Where journals are written: ``$UNDERWATT_STATE``, else a folder that outlives a reboot."""
     if configured := os.environ.get(STATE_VARIABLE):
         return Path(configured)
     if os.geteuid() == 0:
-        return Path("/var/lib/underwatt")
+        return _ROOTS_STATE
     return Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "underwatt"
+
+
+def journal_folders() -> tuple[Path, ...]:
+    """Where to look for journals: one's own, and root's, since a device may have been set with sudo."""
+    own = state_dir()
+    return (own,) if STATE_VARIABLE in os.environ or own == _ROOTS_STATE else (own, _ROOTS_STATE)
+
+
+def _lock_dir() -> Path:
+    if STATE_VARIABLE not in os.environ and os.access(_SHARED_LOCKS, os.W_OK):
+        return _SHARED_LOCKS
+    return state_dir()
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,8 +137,8 @@ class Journal:
 class DeviceLock:
     """One session a device: held until released, or until this process ends in whatever way."""
 
-    def __init__(self, info: DeviceInfo, folder: Path) -> None:
-        self._path = folder / f"{_slug(info.id)}.lock"
+    def __init__(self, info: DeviceInfo, folder: Path | None = None) -> None:
+        self._path = (folder or _lock_dir()) / f"underwatt-{_slug(info.id)}.lock"
         self._device_name = info.name
         self._file: int | None = None
 
@@ -130,7 +146,7 @@ class DeviceLock:
         """Take the lock, or say which process has it."""
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True)
-            file = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            file = _open_for_all(self._path)
         except OSError as exc:
             raise JournalError(
                 f"The lock {self._path} cannot be made ({exc.strerror}).",
@@ -159,19 +175,38 @@ class DeviceLock:
             self._file = None
 
 
+def _open_for_all(path: Path) -> int:
+    """Open a lock file that other users can open too; made only where absent, which sticky folders insist on."""
+    try:
+        return os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    except FileNotFoundError:
+        file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        with contextlib.suppress(OSError):
+            os.fchmod(file, 0o666)  # whatever the umask says
+        return file
+
+
 def _drop_in_child(reference: weakref.ref[DeviceLock]) -> None:
     lock = reference()
     if lock is not None:
         lock.release()
 
 
-def pending(folder: Path) -> list[Journal]:
-    """Every journal in a folder: sessions before ``set``, because a session may have run on top of one."""
-    return [Journal(path) for purpose in ("session", "set") for path in sorted(folder.glob(f"*.{purpose}.json"))]
+def pending(folders: Iterable[Path]) -> list[Journal]:
+    """Every journal in some folders: sessions before ``set``, because a session may have run on top of one."""
+    places = list(folders)
+    return [
+        Journal(path)
+        for purpose in ("session", "set")
+        for folder in places
+        for path in sorted(folder.glob(f"*.{purpose}.json"))
+    ]
 
 
 def _slug(device_id: str) -> str:
-    return re.sub(r"[^A-Za-z0-9_.-]+", "_", device_id)
+    """A file name for a device; the digest keeps ids apart that differ only in characters a name cannot have."""
+    plain = re.sub(r"[^A-Za-z0-9_.-]+", "_", device_id)
+    return plain if plain == device_id else f"{plain}-{hashlib.sha256(device_id.encode()).hexdigest()[:8]}"
 
 
 def _digest(body: object) -> str:

@@ -26,8 +26,13 @@ _SETTING_REMEDY = "Run as root (sudo), or give the container CAP_SYS_ADMIN; a du
 _CAP_SYS_ADMIN_BIT = 21
 _LIMIT_STEPS = 20
 _PLAUSIBLE_W = 5000.0
+_UNLOCKED = "unlocked"
+_CLOCK_KNOBS = {  # how NVML locks each clock, and how it lets go
+    "mem_mhz": ("nvmlDeviceSetMemoryLockedClocks", "nvmlDeviceResetMemoryLockedClocks"),
+    "gpu_mhz": ("nvmlDeviceSetGpuLockedClocks", "nvmlDeviceResetGpuLockedClocks"),
+}
+# A clock held down by the power limit is no throttling: that is what the limit is for.
 _THROTTLE_REASONS = {
-    "SwPowerCap": "power limit reached",
     "HwSlowdown": "hardware slowdown",
     "SwThermalSlowdown": "too hot (software)",
     "HwThermalSlowdown": "too hot (hardware)",
@@ -43,7 +48,6 @@ class NvmlDevice:
         self.clock: Clock = clock or SystemClock()
         self._handle = _open_handle(self._nvml, where)
         self._why_not: dict[str, str] = {}
-        self._locked: set[str] | None = None  # knobs locked through this object; None: not known, it set nothing yet
         uuid = _text(self._ask("identity", self._nvml.nvmlDeviceGetUUID) or where)
         name = _text(self._ask("name", self._nvml.nvmlDeviceGetName) or "NVIDIA GPU")
         driver = self._try("driver", self._nvml.nvmlSystemGetDriverVersion)
@@ -118,7 +122,7 @@ class NvmlDevice:
                 continue
             detail = f"{knob.values[0]:g} to {knob.values[-1]:g}, {len(knob.values)} steps"
             if name != "power_limit_w":
-                detail += "; NVML cannot show an earlier lock, so restoring removes any lock"
+                detail += "; NVML cannot show an earlier lock: restoring unlocks what was set here"
             found.append(Capability(name, "knob", permitted, detail, remedy))
         reads = "reads" if self._read_mw else f"cannot be read: {self._why_not.get('power', 'no answer')}"
         found.append(Capability("power", "sensor", self._read_mw is not None, reads))
@@ -173,39 +177,30 @@ class NvmlDevice:
     def apply(self, mode: PowerMode) -> None:
         """Set limit and locked clocks, and read back what can be read back."""
         mode = self.space.check(mode)
-        nvml = self._nvml
-        self._locked = self._locked or set()
-        for knob, call in (
-            ("mem_mhz", nvml.nvmlDeviceSetMemoryLockedClocks),
-            ("gpu_mhz", nvml.nvmlDeviceSetGpuLockedClocks),
-        ):
+        for knob, (lock, _) in _CLOCK_KNOBS.items():
             if (value := mode.knobs().get(knob)) is not None:
-                self._locked.add(knob)
-                self._set(f"clock {knob}", call, round(value), round(value))
+                self._set(f"clock {knob}", getattr(self._nvml, lock), round(value), round(value))
         if mode.power_limit_w is not None:
             self._set_limit_mw(round(mode.power_limit_w * 1000))
 
-    def snapshot(self) -> dict[str, str]:
-        """The power limit in force; NVML does not tell whether clocks are locked."""
-        limit_mw = self._ask("power_limit_w", self._nvml.nvmlDeviceGetPowerManagementLimit)
-        return {} if limit_mw is None else {"power_limit_mw": str(limit_mw)}
+    def snapshot(self, mode: PowerMode | None = None) -> dict[str, str]:
+        """The power limit in force, and which clocks are about to be locked: NVML does not show an earlier lock."""
+        names = tuple(_CLOCK_KNOBS) if mode is None else tuple(mode.knobs())
+        found = {knob: _UNLOCKED for knob in _CLOCK_KNOBS if knob in names and self.space.knob(knob) is not None}
+        if mode is None or "power_limit_w" in names:
+            limit_mw = self._ask("power_limit_w", self._nvml.nvmlDeviceGetPowerManagementLimit)
+            if limit_mw is not None:
+                found["power_limit_mw"] = str(limit_mw)
+        return found
 
     def restore(self, snapshot: Mapping[str, str]) -> None:
-        """Unlock the clocks and put the power limit back to what it was, which need not be the default."""
-        nvml = self._nvml
-        permitted = _may_administer()
-        for knob, reset in (
-            ("gpu_mhz", nvml.nvmlDeviceResetGpuLockedClocks),
-            ("mem_mhz", nvml.nvmlDeviceResetMemoryLockedClocks),
-        ):
-            # Undone is what this object locked; one that set nothing finishes a killed session, which may have locked
-            # anything. Where this user may not lock clocks, or the card cannot, nothing was.
-            mine = self._locked is None or knob in self._locked
-            if mine and permitted and self.space.knob(knob) is not None:
-                self._set(f"unlocking {knob}", reset)
+        """Unlock the clocks that were locked, and put the power limit back to what it was, default or not."""
+        for knob, (_, reset) in _CLOCK_KNOBS.items():
+            if snapshot.get(knob) == _UNLOCKED:
+                self._set(f"clock {knob}", getattr(self._nvml, reset))
         if "power_limit_mw" in snapshot:
             wanted_mw = int(snapshot["power_limit_mw"])
-            if self._ask("power_limit_w", nvml.nvmlDeviceGetPowerManagementLimit) != wanted_mw:
+            if self._ask("power_limit_w", self._nvml.nvmlDeviceGetPowerManagementLimit) != wanted_mw:
                 self._set_limit_mw(wanted_mw)
 
     def close(self) -> None:

@@ -74,7 +74,7 @@ class ReplayDevice:
         wanted = self._mode.with_knobs(**self.space.check(mode).knobs())
         self._mode = self.space.check(wanted)
 
-    def snapshot(self) -> dict[str, str]:
+    def snapshot(self, mode: PowerMode | None = None) -> dict[str, str]:  # noqa: ARG002 - always all of it
         """The mode that is set."""
         return {name: repr(value) for name, value in self._mode.knobs().items()}
 

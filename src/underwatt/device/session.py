@@ -7,14 +7,15 @@ the next session on the device, or ``underwatt restore``, finishes.
 from __future__ import annotations
 
 import atexit
+import contextlib
 import os
 import signal
 import threading
 from typing import TYPE_CHECKING
 
-from underwatt.device.journal import DeviceLock, Journal, pending, state_dir
+from underwatt.device.journal import DeviceLock, Journal, journal_folders, pending
 from underwatt.device.registry import open_device
-from underwatt.errors import ApplyError, UnderwattError
+from underwatt.errors import ApplyError, DeviceBusyError, UnderwattError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
     from underwatt.device.base import Device
+    from underwatt.device.journal import JournalEntry
     from underwatt.records import PowerMode
 
 _ENDING_SIGNALS = (signal.SIGTERM, signal.SIGHUP)
@@ -37,10 +39,10 @@ class Session:
     def __init__(self, device: Device, folder: Path | None = None) -> None:
         self.device = device
         self.recovered = False  # whether an earlier session had left something to put back
-        self._folder = folder or state_dir()
-        self._lock = DeviceLock(device.info, self._folder)
-        self._journal = Journal.of(device.info, "session", self._folder)
-        self._found: Mapping[str, str] | None = None  # the state before the first apply
+        self._folders = (folder,) if folder else journal_folders()
+        self._lock = DeviceLock(device.info, folder)
+        self._journal = Journal.of(device.info, "session", self._folders[0])
+        self._found: dict[str, str] = {}  # the state before the first change of each thing
         self._handlers: dict[int, Any] = {}
         self._process = os.getpid()
 
@@ -50,10 +52,8 @@ class Session:
             self._lock.acquire()
         try:
             with _signals_deferred():
-                if not in_process and self._journal.exists():
-                    self.device.restore(self._journal.read().snapshot)
-                    self._journal.remove()
-                    self.recovered = True
+                if not in_process:
+                    self.recovered = _finish_killed(self.device, self._folders)
         except BaseException:
             self._lock.release()
             raise
@@ -67,8 +67,8 @@ class Session:
         if not mode.knobs():
             return  # a session that sets nothing has nothing to put back: it must never write
         with _signals_deferred():
-            if self._found is None:
-                found = self.device.snapshot()
+            found = {**self.device.snapshot(mode), **self._found}
+            if found != self._found:
                 if not self.device.info.in_process:
                     self._journal.write(self.device.info, found)
                 self._found = found
@@ -76,7 +76,7 @@ class Session:
 
     def restore(self) -> None:
         """Put everything back now; what cannot be put back stays in the journal and is an error."""
-        if self._found is None or os.getpid() != self._process:  # a forked child owns nothing
+        if not self._found or os.getpid() != self._process:  # a forked child owns nothing
             return
         with _signals_deferred():
             try:
@@ -88,7 +88,7 @@ class Session:
                 ) from exc
             if not self.device.info.in_process:
                 self._journal.remove()
-            self._found = None
+            self._found = {}
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -102,24 +102,50 @@ class Session:
                 signal.signal(number, handler)
 
 
+def _finish_killed(device: Device, folders: tuple[Path, ...]) -> bool:
+    """Put back what a killed session left of this device; whether there was anything."""
+    left = [journal for folder in folders if (journal := Journal.of(device.info, "session", folder)).exists()]
+    for journal in left:
+        try:
+            device.restore(journal.read().snapshot)
+        except ApplyError as exc:
+            raise ApplyError(
+                f"A killed session left {device.info.name} changed, and it cannot be put back: {exc.message}",
+                hint=f"{exc.hint} `underwatt restore --discard` gives it up.".strip(),
+            ) from exc
+        journal.remove()
+    return bool(left)
+
+
 def set_and_leave(device: Device, mode: PowerMode, folder: Path | None = None) -> None:
     """Set a mode that outlives this process; the first state found is kept for ``underwatt restore``."""
-    folder = folder or state_dir()
+    folders = (folder,) if folder else journal_folders()
     lock = DeviceLock(device.info, folder)
     lock.acquire()
     try:
-        # A session that was killed left its settings behind: they are not the state to come back to.
-        left_behind = Journal.of(device.info, "session", folder)
-        if left_behind.exists():
-            device.restore(left_behind.read().snapshot)
-            left_behind.remove()
-        journal = Journal.of(device.info, "set", folder)
         with _signals_deferred():
-            if not journal.exists():
-                journal.write(device.info, device.snapshot())
-            device.apply(mode)
+            _finish_killed(device, folders)
+            journal = Journal.of(device.info, "set", folders[0])
+            kept = dict(journal.read().snapshot) if journal.exists() else {}
+            before = dict(device.snapshot(mode))
+            journal.write(device.info, {**before, **kept})
+            try:
+                device.apply(mode)
+            except UnderwattError:
+                _undo(device, before, journal, kept)
+                raise
     finally:
         lock.release()
+
+
+def _undo(device: Device, before: Mapping[str, str], journal: Journal, kept: Mapping[str, str]) -> None:
+    """Leave things as they were before a ``set`` that failed; what cannot be undone stays in the journal."""
+    with contextlib.suppress(UnderwattError):
+        device.restore(before)
+        if kept:
+            journal.write(device.info, kept)
+        else:
+            journal.remove()
 
 
 def restore_all(
@@ -127,35 +153,45 @@ def restore_all(
 ) -> list[tuple[str, UnderwattError | None]]:
     """Finish every journal; returns what each was for, and the error where it could not be finished.
 
-    ``discard`` removes damaged journals instead of reporting them; sound ones are always restored.
+    ``discard`` gives up journals that are damaged, or that were tried and cannot be finished.
     """
     outcomes: list[tuple[str, UnderwattError | None]] = []
-    for journal in pending(folder or state_dir()):
+    for journal in pending((folder,) if folder else journal_folders()):
         name = journal.path.name
         try:
-            try:
-                entry = journal.read()
-            except UnderwattError:
-                if not discard:
-                    raise
-                journal.remove()
-                outcomes.append((f"{name} (damaged, discarded)", None))
-                continue
+            entry = journal.read()
             name = f"{entry.device_name} ({entry.address})"
-            device = open_address(entry.address)
-            lock = DeviceLock(device.info, journal.path.parent)
-            lock.acquire()
-            try:
-                with _signals_deferred():
-                    device.restore(entry.snapshot)
-                    journal.remove()
-            finally:
-                lock.release()
-                device.close()
+            _finish(journal, entry, open_address, folder)
             outcomes.append((name, None))
+        except DeviceBusyError as exc:
+            outcomes.append((name, exc))  # its process lives, and puts the device back by itself
         except UnderwattError as exc:
-            outcomes.append((name, exc))
+            if discard:
+                journal.remove()
+                outcomes.append((f"{name}: given up ({exc.message})", None))
+            else:
+                outcomes.append((name, _with_way_out(exc)))
     return outcomes
+
+
+def _finish(journal: Journal, entry: JournalEntry, open_address: Callable[[str], Device], folder: Path | None) -> None:
+    device = open_address(entry.address)
+    lock = DeviceLock(device.info, folder)
+    lock.acquire()
+    try:
+        with _signals_deferred():
+            device.restore(entry.snapshot)
+            journal.remove()
+    finally:
+        lock.release()
+        device.close()
+
+
+def _with_way_out(error: UnderwattError) -> UnderwattError:
+    way_out = "Where that cannot be mended, `underwatt restore --discard` gives this journal up."
+    return type(error)(
+        error.message, hint=error.hint if "--discard" in error.hint else f"{error.hint} {way_out}".strip()
+    )
 
 
 def _end_on_signals() -> dict[int, Any]:

@@ -101,7 +101,7 @@ class JetsonDevice:
             kind = NotPermittedError if isinstance(exc, NotPermittedError) else ApplyError
             raise kind(f"{exc.message} {self._put_back(before)}", hint=exc.hint) from exc
 
-    def snapshot(self) -> Mapping[str, str]:
+    def snapshot(self, mode: PowerMode | None = None) -> Mapping[str, str]:  # noqa: ARG002 - always all of it
         """The text of every file that ``apply`` could change, and the active nvpmodel mode."""
         return take_snapshot(self._sysfs, self._hardware.files())
 

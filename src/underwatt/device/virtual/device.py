@@ -85,7 +85,7 @@ class VirtualJetson:
         if mode.knobs():
             self.clock.advance(MODE_CHANGE_S)
 
-    def snapshot(self) -> Mapping[str, str]:
+    def snapshot(self, mode: PowerMode | None = None) -> Mapping[str, str]:  # noqa: ARG002 - always all of it
         """The mode asked for, one entry a knob."""
         return {name: repr(value) for name, value in self.board.mode.knobs().items()}
 
