@@ -107,3 +107,13 @@ def test_version_and_help(capsys: pytest.CaptureFixture[str]) -> None:
     assert "underwatt 0" in capsys.readouterr().out
     assert run("--help") == 0
     assert "restore" in capsys.readouterr().out
+
+
+def test_a_board_whose_sensor_fails_is_still_shown(board: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for reading in board.glob("sys/bus/i2c/drivers/ina3221x/*/iio:device*/in_power0_input"):
+        reading.write_text("garbage")
+    assert run("devices", "-d", f"jetson:{board}", "--json") == 0
+    [record] = json.loads(capsys.readouterr().out)
+    assert record["power_w"] is None
+    assert "garbage" in record["power_error"]
+    assert run("devices", "-d", f"jetson:{board}") == 0

@@ -4,9 +4,11 @@ import json
 from pathlib import Path
 
 import pytest
+from rich.text import Text
 from test_cli_devices import run
 
 from underwatt.cli import profile as profile_command
+from underwatt.records import Measurement, PowerMode, Setting, Status
 
 JOB = """
 import torch
@@ -64,6 +66,7 @@ def test_modes_by_grid_number_and_file(capsys: pytest.CaptureFixture[str]) -> No
         (["job.py:tiny", "--modes", "fast"], 2, "neither 'grid'"),
         (["job.py:tiny", "--precision", "0"], 2, "precision"),
         (["--", "python", "train.py"], 2, "cannot run on"),
+        (["job.py"], 2, "Name it: job.py:factory"),
         (["job.py:tiny", "--store", "job.py"], 1, "not an Underwatt store"),
     ],
 )
@@ -75,6 +78,12 @@ def test_bad_input_is_one_sentence_and_nothing_is_lost(
     assert says in err
     assert "Traceback" not in err
     assert Path("job.py").read_text() == JOB
+
+
+def test_a_note_in_square_brackets_is_shown_and_breaks_nothing() -> None:
+    note = "died [/opt/pytorch/c10/cuda/CUDAException.cpp:42] in [red]"
+    failed = Measurement(Setting(PowerMode(gpu_mhz=1), 4), status=Status.FAILED, note=note)
+    assert note in Text.from_markup(profile_command._line(failed)).plain
 
 
 def test_an_interrupt_keeps_what_was_measured(

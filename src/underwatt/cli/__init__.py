@@ -11,6 +11,7 @@ from typing import Any
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 from typer.core import TyperGroup
 
 from underwatt import __version__
@@ -71,14 +72,10 @@ def main(arguments: list[str] | None = None) -> None:
     try:
         app(args=arguments)
     except UnderwattError as exc:
-        console.print(f"[bold red]error:[/] {_plain(exc.message)}")
+        console.print(f"[bold red]error:[/] {escape(exc.message)}")
         if exc.hint:
-            console.print(f"  [dim]→[/] {_plain(exc.hint)}")
+            console.print(f"  [dim]→[/] {escape(exc.hint)}")
         sys.exit(2 if isinstance(exc, InputError) else 1)
     except KeyboardInterrupt:
         console.print("interrupted")
         sys.exit(130)
-
-
-def _plain(text: str) -> str:
-    return text.replace("[", r"\[")

@@ -9,13 +9,14 @@ from typing import TYPE_CHECKING, Any
 import typer
 from rich.console import Console, Group
 from rich.live import Live
+from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
 from underwatt.device.registry import find_addresses, load_backend, open_device
 from underwatt.device.session import restore_all, set_and_leave
-from underwatt.errors import InputError, SensorError, UnderwattError
-from underwatt.records import PowerMode, to_json
+from underwatt.errors import DeviceError, InputError, UnderwattError
+from underwatt.records import DeviceState, PowerMode, to_json
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -44,7 +45,7 @@ def show_devices(
     if everything:
         addresses += [f"virtual:{board}" for board in load_backend("virtual").find()]
     opened, failed = _open(addresses)
-    if device and failed:
+    if failed and (device or (watch and not opened)):
         raise failed[0][1]
     if watch:
         _watch(opened[0], as_json=as_json, count=count)
@@ -76,7 +77,7 @@ def set_mode(
             hint="Use it with a command that trains or measures.",
         )
     set_and_leave(target, mode)
-    _out.print(f"{target.info.name}: {mode}. [dim]`underwatt restore` puts back what was there before.[/]")
+    _out.print(f"{escape(target.info.name)}: {mode}. [dim]`underwatt restore` puts back what was there before.[/]")
 
 
 @app.command("restore")
@@ -121,9 +122,12 @@ def _reading(device: Device) -> dict[str, Any]:
     try:
         sample = device.read_power()
         record.update(power_w=sample.power_w, energy_j=sample.energy_j)
-    except SensorError as exc:
+    except DeviceError as exc:
         record.update(power_w=None, power_error=str(exc))
-    record["state"] = to_json(device.read_state())
+    try:
+        record["state"] = to_json(device.read_state())
+    except DeviceError as exc:
+        record["state"] = to_json(DeviceState(PowerMode())) | {"error": str(exc)}
     return record
 
 
@@ -145,7 +149,7 @@ def _print_devices(opened: list[Device], failed: list[tuple[str, UnderwattError]
     for device in opened:
         _out.print(_table(device))
     for address, error in failed:
-        _out.print(f"[red]✗[/] {address}: {error}", soft_wrap=True)
+        _out.print(f"[red]✗[/] {escape(f'{address}: {error}')}", soft_wrap=True)
 
 
 def _table(device: Device) -> Group:
@@ -206,7 +210,9 @@ def _live_view(device: Device, reading: dict[str, Any]) -> Group:
     head = Text(device.info.name, style="bold")
     head.append("  simulated" if device.info.simulated else "", style="yellow")
     body = Table(show_header=False, box=None, padding=(0, 2))
-    body.add_row("power", f"[bold]{power:.2f} W[/]" if power is not None else f"[red]{reading['power_error']}[/]")
+    body.add_row(
+        "power", f"[bold]{power:.2f} W[/]" if power is not None else f"[red]{escape(reading['power_error'])}[/]"
+    )
     state = reading["state"]
     for rail, watts in state["rails_w"].items():
         body.add_row(f"  {rail}", f"{watts:.2f} W")

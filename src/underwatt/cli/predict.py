@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import typer
 from rich.console import Console
+from rich.markup import escape
 
 from underwatt.cli.format import KNOB_HEADINGS, plain_table, within
 from underwatt.cli.profile import STORE_HELP, chosen_modes, parse_batch_sizes
@@ -61,7 +62,7 @@ def predict(
         if as_json:
             typer.echo(json.dumps(to_json(report), indent=2))
         else:
-            _out.print(f"[bold]{_title(measured)}[/]: {report.verdict}")
+            _out.print(f"[bold]{escape(_title(measured))}[/]: {report.verdict}")
             _out.print(f"[dim]Worst: {report.worst}, time off by {report.worst_error:.0f}%.[/]")
         return
     fitted = FewShot().fit(measured.usable(), references)
@@ -106,7 +107,7 @@ def _space(measured: Profile, address: str) -> ModeSpace:
             raise
         columns = [m.setting.mode.knobs() for m in measured.usable()]
         values = {name: {knobs[name] for knobs in columns} for name in columns[0]}
-        _log.print(f"{measured.device.name} is not here: predicting combinations of the measured clocks only.")
+        _log.print(f"{escape(measured.device.name)} is not here: predicting combinations of the measured clocks only.")
         return ModeSpace.of_values(values)
     wanted = set(measured.usable()[0].setting.mode.knobs())
     return space.only(wanted)
@@ -142,7 +143,7 @@ def _title(measured: Profile) -> str:
 def _print(measured: Profile, shown: list[dict[str, Any]], count: int, *, everything: bool) -> None:
     knobs = list(measured.usable()[0].setting.mode.knobs())
     what = f"{count:,} settings predicted" + ("" if everything else ", the best at each power shown")
-    _out.print(f"[bold]{_title(measured)}[/], from {len(measured.usable())} measured: {what}.", soft_wrap=True)
+    _out.print(f"[bold]{escape(_title(measured))}[/], from {len(measured.usable())} measured: {what}.", soft_wrap=True)
     table = plain_table("batch", *(KNOB_HEADINGS[name] for name in knobs), "samples/s", "step ms", "", "watts", "")
     for row in shown:
         table.add_row(

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn
 
 from underwatt.cli.devices import DEVICE_HELP
@@ -26,6 +27,7 @@ from underwatt.profile.runner import expected_s, run_profile
 from underwatt.profile.store import Store, default_store_path
 from underwatt.records import Measurement, PowerMode, Setting, Status, to_json
 from underwatt.workload.choose import JOB_HELP, CommandRate, choose_workload
+from underwatt.workload.command import Limits
 
 if TYPE_CHECKING:
     from underwatt.device.space import ModeSpace
@@ -60,11 +62,17 @@ def profile(
     limit_s: float = typer.Option(60.0, help="Longest time to measure one setting."),
     lr: float | None = typer.Option(None, help="For a command: what {lr} stands for ..."),
     lr_batch_size: int = typer.Option(128, min=1, help="... at this batch size; scaled by its square root elsewhere."),
+    first_beat_s: float = typer.Option(
+        300.0, min=1, help="A job that reports no step for so long has failed to start."
+    ),
+    beat_s: float = typer.Option(120.0, min=0.1, help="A job that reports no further step for so long hangs."),
     as_json: bool = typer.Option(False, "--json", help="For programs: every measurement, when done."),
 ) -> None:
     """Measure step time and power of a job at several settings; interrupt and run again to go on where it stopped."""
     target = open_device(device)
-    workload, suggested = choose_workload(job, target, CommandRate(lr, lr_batch_size))
+    workload, suggested = choose_workload(
+        job, target, rate=CommandRate(lr, lr_batch_size), limits=Limits(first_beat_s=first_beat_s, beat_s=beat_s)
+    )
     sizes = parse_batch_sizes(batch_sizes) or suggested
     if not sizes:
         raise InputError("A command does not say which batch sizes to try.", hint="Add for example -b 8,16,32,64.")
@@ -76,18 +84,19 @@ def profile(
         known = kept.measurements(profile_id)
         left = to_measure(settings, known)
         _log.print(
-            f"{workload.info.name} on {target.info.name}: {len(left)} of {len(settings)} settings to measure, about "
-            f"{duration(expected_s(len(left), known))} of the device's time. [dim]Store: {kept.path}[/]",
+            f"{escape(f'{workload.info.name} on {target.info.name}')}: {len(left)} of {len(settings)} settings to "
+            f"measure, about {duration(expected_s(len(left), known))} of the device's time. [dim]Store: {escape(str(kept.path))}[/]",
             soft_wrap=True,
         )
         with Session(target) as session, _progress() as progress:
             if session.recovered:
                 _log.print("A killed session had left this device changed; it was put back first.")
-            bar = progress.add_task("measuring", total=len(left), left="")
+            bar = progress.add_task("measuring", total=len(left), left=duration(expected_s(len(left), known)))
+            seen = list(known)
 
             def watch(found: Measurement, done: int, total: int) -> None:
-                known_now = [*known, found]
-                progress.update(bar, completed=done, total=total, left=duration(expected_s(total - done, known_now)))
+                seen.append(found)
+                progress.update(bar, completed=done, total=total, left=duration(expected_s(total - done, seen)))
                 progress.console.print(_line(found), soft_wrap=True)
 
             try:
@@ -147,9 +156,9 @@ def _line(found: Measurement) -> str:
         mark = "[green]✓[/]" if found.status is Status.OK else "[yellow]![/]"
         return (
             f"{mark} {found.setting}: {found.step_s * 1e3:.1f} ms {within(found.step_s_ci95, found.step_s)}, "
-            f"{found.power_w:.2f} W {within(found.power_w_ci95, found.power_w)} [dim]{found.note}[/]"
+            f"{found.power_w:.2f} W {within(found.power_w_ci95, found.power_w)} [dim]{escape(found.note)}[/]"
         )
-    return f"[red]✗[/] {found.setting}: {found.status.value.replace('_', ' ')} [dim]{found.note}[/]"
+    return f"[red]✗[/] {found.setting}: {found.status.value.replace('_', ' ')} [dim]{escape(found.note)}[/]"
 
 
 def _report(outcome: ProfileOutcome, everything: tuple[Measurement, ...], profile_id: int, *, as_json: bool) -> None:
@@ -177,4 +186,4 @@ def _report(outcome: ProfileOutcome, everything: tuple[Measurement, ...], profil
     if math.isfinite(limit := smallest_too_large(everything)):
         _out.print(f"[yellow]Out of memory[/] at batch size {limit}; larger ones were left out.")
     for failed in outcome.failed:
-        _out.print(f"[red]Failed:[/] {failed.setting}: {failed.note}")
+        _out.print(f"[red]Failed:[/] {failed.setting}: {escape(failed.note)}", soft_wrap=True)

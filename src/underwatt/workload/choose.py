@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from underwatt.device.base import SimulatesLoad
 from underwatt.errors import InputError, JobError
+from underwatt.workload.command import DEFAULT_LIMITS, CommandWorkload, Limits
 from underwatt.workload.simulated import SimulatedWorkload
 
 if TYPE_CHECKING:
@@ -27,25 +28,32 @@ class CommandRate:
 
 
 def choose_workload(
-    words: Sequence[str], device: Device, rate: CommandRate | None = None
+    words: Sequence[str],
+    device: Device,
+    *,
+    rate: CommandRate | None = None,
+    limits: Limits = DEFAULT_LIMITS,
 ) -> tuple[Workload, tuple[int, ...]]:
     """The workload that the words of a command line name, and the batch sizes it suggests (none for a command)."""
     simulated = isinstance(device, SimulatesLoad)
     if not words:
         raise InputError("No job was named.", hint=f"Give {JOB_HELP}.")
+    if len(words) == 1 and words[0].endswith(".py"):
+        raise InputError(
+            f"{words[0]} is a file; which of its functions makes the job?",
+            hint=f"Name it: {words[0]}:factory. A command goes after --, with {{batch_size}} in it.",
+        )
     if len(words) > 1 or ":" not in words[0]:
         if simulated:
             raise InputError(
                 f"A command cannot run on {device.info.name}: what a foreign program computes cannot be simulated.",
                 hint="Give a job as file.py:factory, or use a real device.",
             )
-        from underwatt.workload.command import CommandWorkload
-
         rate = rate or CommandRate()
-        return CommandWorkload(words, lr=rate.lr, lr_batch_size=rate.lr_batch_size), ()
+        return CommandWorkload(words, lr=rate.lr, lr_batch_size=rate.lr_batch_size, limits=limits), ()
     from underwatt.workload.isolated import IsolatedWorkload
 
-    job = IsolatedWorkload(words[0])
+    job = IsolatedWorkload(words[0], limits)
     batch_sizes = tuple(job.job.batch_sizes)
     if not isinstance(device, SimulatesLoad):
         return job, batch_sizes
