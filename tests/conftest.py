@@ -5,6 +5,9 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+# Tests run one worker a core: more threads in each would only fight over the cores. Set before torch is imported.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 import pytest
 
 REPOSITORY = Path(__file__).resolve().parent.parent

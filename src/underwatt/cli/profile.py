@@ -85,7 +85,8 @@ def profile(
         left = to_measure(settings, known)
         _log.print(
             f"{escape(f'{workload.info.name} on {target.info.name}')}: {len(left)} of {len(settings)} settings to "
-            f"measure, about {duration(expected_s(len(left), known))} of the device's time. [dim]Store: {escape(str(kept.path))}[/]",
+            f"measure, about {duration(expected_s(len(left), known))} of the device's time. "
+            f"[dim]Store: {escape(str(kept.path))}[/]",
             soft_wrap=True,
         )
         with Session(target) as session, _progress() as progress:
