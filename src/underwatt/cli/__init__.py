@@ -24,6 +24,7 @@ HOMES = {
     "restore": "devices",
     "profile": "profile",
     "predict": "predict",
+    "converge": "converge",
     "store": "store",
     "demo": "demo",
 }

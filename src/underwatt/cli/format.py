@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import math
+from typing import TYPE_CHECKING
 
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn
 from rich.table import Table
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 KNOB_HEADINGS = {  # clocks in MHz, limits in watts
     "cpu_cores": "cores",
@@ -21,6 +26,19 @@ def plain_table(*headings: str) -> Table:
     for heading in headings:
         table.add_column(heading, justify="right", no_wrap=True)
     return table
+
+
+def progress_bar(console: Console) -> Progress:
+    """A bar with a count and a field ``left`` for the time left."""
+    return Progress(
+        SpinnerColumn(),
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[left]}"),
+        console=console,
+        transient=True,
+    )
 
 
 def duration(seconds: float) -> str:

@@ -10,10 +10,9 @@ from typing import TYPE_CHECKING
 import typer
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn
 
 from underwatt.cli.devices import DEVICE_HELP
-from underwatt.cli.format import duration, plain_table, within
+from underwatt.cli.format import duration, plain_table, progress_bar, within
 from underwatt.device.base import permitted_space
 from underwatt.device.registry import open_device
 from underwatt.device.session import Session
@@ -89,15 +88,17 @@ def profile(
             f"[dim]Store: {escape(str(kept.path))}[/]",
             soft_wrap=True,
         )
-        with Session(target) as session, _progress() as progress:
+        with Session(target) as session, progress_bar(_log) as progress:
             if session.recovered:
                 _log.print("A killed session had left this device changed; it was put back first.")
-            bar = progress.add_task("measuring", total=len(left), left=duration(expected_s(len(left), known)))
+            bar = progress.add_task("measuring", total=len(left), left=f"{duration(expected_s(len(left), known))} left")
             seen = list(known)
 
             def watch(found: Measurement, done: int, total: int) -> None:
                 seen.append(found)
-                progress.update(bar, completed=done, total=total, left=duration(expected_s(total - done, seen)))
+                progress.update(
+                    bar, completed=done, total=total, left=f"{duration(expected_s(total - done, seen))} left"
+                )
                 progress.console.print(_line(found), soft_wrap=True)
 
             try:
@@ -138,18 +139,6 @@ def _spread(space: ModeSpace, sizes: tuple[int, ...], count: int) -> list[Settin
     candidates = SettingArray.product(tuple(knob.name for knob in space.knobs), space.matrix(), sizes)
     rows = range(len(candidates)) if count >= len(candidates) else first_settings(candidates, count)
     return in_order(candidates[int(row)] for row in rows)
-
-
-def _progress() -> Progress:
-    return Progress(
-        SpinnerColumn(),
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("{task.fields[left]} left"),
-        console=_log,
-        transient=True,
-    )
 
 
 def _line(found: Measurement) -> str:

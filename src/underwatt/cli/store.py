@@ -115,12 +115,11 @@ def import_file(
     """Take in measurements: our own export, PowerTrain's tables, Zeus' traces."""
     found = read_file(file, device_name=device_name, samples_per_epoch=samples_per_epoch)
     with Store(store or default_store_path()) as kept:
-        for item in found.profiles:
-            number = kept.profile_id(item.device, item.workload)
-            kept.add(number, item.measurements)
-            _out.print(
-                f"profile {number}: {item.workload.name} on {item.device.name}, {len(item.measurements)} measurements"
-            )
-        for workload, runs in found.convergence:
-            kept.add_convergence(workload, runs)
-            _out.print(f"convergence: {workload.name}, {len(runs)} runs")
+        taken, counts = kept.take_in(found.profiles, found.convergence)
+    for item, (number, new) in zip(found.profiles, taken, strict=True):
+        _out.print(
+            f"profile {number}: {item.workload.name} on {item.device.name}, "
+            f"{len(item.measurements)} measurements, {new} of them new"
+        )
+    for (workload, runs), new in zip(found.convergence, counts, strict=True):
+        _out.print(f"convergence: {workload.name}, {len(runs)} runs, {new} of them new")

@@ -1,0 +1,59 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from test_cli_devices import run
+
+JOB = """
+import torch
+from underwatt import Job
+
+def blobs():
+    generator = torch.Generator().manual_seed(0)
+    classes = torch.arange(400) % 4
+    points = torch.nn.functional.one_hot(classes, 4) * 3.0 + torch.randn(400, 4, generator=generator)
+    data = points, classes
+    sizes = dict(lr=0.02, lr_batch_size=16, batch_sizes=(4, 8, 16))
+    return Job(torch.nn.Linear(4, 4), data, target=0.9, proxy_data=data, **sizes)
+
+def hopeless():
+    return Job(torch.nn.Linear(4, 4), (torch.randn(64, 4), torch.arange(64) % 4), target=1.0, lr=1e-9, batch_sizes=(8,))
+"""
+
+
+@pytest.fixture(autouse=True)
+def _in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("UNDERWATT_STORE", raising=False)
+    (tmp_path / "job.py").write_text(JOB)
+
+
+def test_trainings_are_kept_gone_on_with_and_become_a_curve(capsys: pytest.CaptureFixture[str]) -> None:
+    command = ["converge", "job.py:blobs", "--points", "2", "--seeds", "2", "--workers", "1"]
+    assert run(*command, "--json") == 0
+    first = json.loads(capsys.readouterr().out)
+    assert [row["batch_size"] for row in first["curve"]] == [4, 8, 16]
+    assert [row["trained"] for row in first["curve"]] == [2, 0, 2]
+    assert all(row["samples_low90"] < row["samples"] < row["samples_high90"] for row in first["curve"])
+    assert len(first["runs"]) == 4
+    assert run(*command, "--json") == 0
+    assert len(json.loads(capsys.readouterr().out)["runs"]) == 4, "nothing is trained twice"
+    assert run(*command) == 0
+    assert "samples to target" in capsys.readouterr().out
+    assert run("store", "ls") == 0
+    assert "4 runs" in capsys.readouterr().out
+
+
+def test_a_target_that_is_never_reached_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("converge", "job.py:hopeless", "--seeds", "1", "--passes", "2", "--workers", "1") == 2
+    err = capsys.readouterr().err
+    assert "No run reached the target" in err
+    assert "no proxy data" in err
+
+
+@pytest.mark.parametrize(("job", "code"), [("job.py:missing", 1), ("nowhere.py:x", 1)])
+def test_a_wrong_job_is_one_sentence(job: str, code: int, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("converge", job) == code
+    assert "Traceback" not in capsys.readouterr().err
