@@ -79,6 +79,15 @@ class SimulatesLoad(Protocol):
         ...
 
 
+@runtime_checkable
+class HasStockModes(Protocol):
+    """A device whose vendor ships named power modes."""
+
+    def stock_modes(self) -> Mapping[str, PowerMode]:
+        """The vendor's modes by name, each with every knob at the most that it allows."""
+        ...
+
+
 class Backend(Protocol):
     """A kind of device: found through the entry point group ``underwatt.devices``."""
 

@@ -6,10 +6,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from underwatt.device.base import HasStockModes
 from underwatt.device.conformance import DeviceConformance
 from underwatt.device.jetson import JetsonDevice
 from underwatt.device.virtual.board import VirtualBoard
 from underwatt.device.virtual.boards import BOARDS
+from underwatt.device.virtual.device import VirtualJetson
 from underwatt.device.virtual.sysfs_tree import SysfsBoard
 from underwatt.records import WorkloadCost
 
@@ -77,3 +79,11 @@ def test_files_move_under_load_and_come_back_byte_for_byte(tmp_path: Path, name:
     assert device.read_power().power_w > idle_w * 1.1
     device.restore(found)
     assert {path: (tmp_path / path).read_bytes() for path in set_by_us} == before
+
+
+@pytest.mark.parametrize("name", BOARDS)
+def test_the_driver_reads_the_vendors_modes_as_the_board_means_them(tmp_path: Path, name: str) -> None:
+    device, tree = boot(name, tmp_path)
+    expected = VirtualJetson(tree.board).stock_modes()
+    assert device.stock_modes() == expected
+    assert isinstance(device, HasStockModes)

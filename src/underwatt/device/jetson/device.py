@@ -60,6 +60,13 @@ class JetsonDevice:
             self._limits_seen = limits
         return self._space
 
+    def stock_modes(self) -> dict[str, PowerMode]:
+        """The modes of nvpmodel.conf, each with every knob at its cap."""
+        tables = self._hardware.tables()
+        return {
+            mode.name: build_space(tables, self._conf.caps(number)).highest for number, mode in self._conf.modes.items()
+        }
+
     def capabilities(self) -> tuple[Capability, ...]:
         """Its knobs and sensors, which of them this user may use, and what would permit the others."""
         mode_id = active_id(self._sysfs)

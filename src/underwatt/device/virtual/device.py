@@ -50,6 +50,10 @@ class VirtualJetson:
         """Every mode of the board."""
         return self.board.space
 
+    def stock_modes(self) -> dict[str, PowerMode]:
+        """The vendor's named modes of this board."""
+        return {stock.name: stock.mode for stock in self.board.spec.stock_modes}
+
     def capabilities(self) -> tuple[Capability, ...]:
         """All knobs and sensors; nothing needs a permission here."""
         knobs = (
