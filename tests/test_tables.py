@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from underwatt.errors import InputError
-from underwatt.records import PowerMode, Setting
-from underwatt.tables import read_powertrain_table
+from underwatt.records import PowerMode, Setting, Status
+from underwatt.tables import read_measurements, read_powertrain_table
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -75,3 +75,33 @@ def test_reads_the_real_tables(data_dir: Path) -> None:
     rows = read_powertrain_table(data_dir / "powertrain" / "orin_agx_train_resnet18.csv")
     assert len(rows) == 4368
     assert len({row.setting for row in rows}) == 4368
+
+
+NATIVE = (
+    "device_name,device,workload,cpu_cores,cpu_mhz,gpu_mhz,mem_mhz,power_limit_w,batch_size,step_s,power_w,peak_w,"
+    "energy_j,window_s,cost_s,step_s_ci95,power_w_ci95,steps,samples,missed_samples,status,note\n"
+)
+NATIVE_ROW = "Nano,{},{},4,,600.0,,,8,0.5,7.5,,,,,,,10,20,0,ok,\n"
+
+
+def test_the_form_is_told_by_the_columns(tmp_path: Path) -> None:
+    (native,) = read_measurements(_write(tmp_path, NATIVE + NATIVE_ROW))
+    assert native.setting == Setting(PowerMode(cpu_cores=4, gpu_mhz=600.0), 8)
+    assert (native.step_s, native.power_w, native.steps, native.status) == (0.5, 7.5, 10, Status.OK)
+    (published,) = read_measurements(_write(tmp_path, HEADER + "4,422.4,114.75,665.6,96.5,11.7\n"))
+    assert published.setting.batch_size == 16
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("a,b\n1,2\n", "lacks the columns"),
+        (NATIVE, "no measurement"),
+        (NATIVE + NATIVE_ROW.replace("0.5", "slow"), "line 2.*slow"),
+        (NATIVE + NATIVE_ROW.replace(",ok,", ",fine,"), "line 2.*fine"),
+        (NATIVE + NATIVE_ROW + NATIVE_ROW.replace("{}", "[]", 1), "more than one profile"),
+    ],
+)
+def test_a_bad_table_of_either_form_is_an_input_error(tmp_path: Path, text: str, says: str) -> None:
+    with pytest.raises(InputError, match=says):
+        read_measurements(_write(tmp_path, text))

@@ -1,22 +1,36 @@
-"""Tables of measured power modes, as the PowerTrain authors publish them, read into measurements."""
+"""Tables of measured settings as CSV: our own export, and the tables that the PowerTrain authors publish."""
 
 from __future__ import annotations
 
 import csv
 import math
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from underwatt.errors import InputError
-from underwatt.records import Measurement, PowerMode, Setting
+from underwatt.records import COUNTS, FIGURES, KNOBS, Measurement, PowerMode, Setting, Status
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
 # The tables without a batch size column were all measured with mini-batches of 16.
 DEFAULT_BATCH_SIZE = 16
+NATIVE_MARK = {"device_name", "step_s"}  # the columns that tell our own form
 
 _COLUMNS = ("cores", "cpu_mhz", "gpu_mhz", "mem_mhz", "time_ms", "power_w")
+_Item = TypeVar("_Item")
+Rows = list[tuple[int, dict[str, str]]]  # with the number of the line
+
+
+def read_measurements(path: Path | str) -> tuple[Measurement, ...]:
+    """The measurements of one workload on one device: an exported profile, or a PowerTrain table."""
+    path = Path(path)
+    columns, rows = read_rows(path)
+    if not columns >= NATIVE_MARK:
+        return _powertrain(path, columns, rows, DEFAULT_BATCH_SIZE)
+    if len({(row.get("device"), row.get("workload")) for _, row in rows}) > 1:
+        raise InputError(f"The table {path} holds more than one profile.", hint="Give a table of one.")
+    return _some(path, tuple(parsed(path, rows, native_measurement)))
 
 
 def read_powertrain_table(path: Path | str, *, batch_size: int = DEFAULT_BATCH_SIZE) -> tuple[Measurement, ...]:
@@ -25,41 +39,72 @@ def read_powertrain_table(path: Path | str, *, batch_size: int = DEFAULT_BATCH_S
     A column ``batch_size`` is used where there is one, otherwise ``batch_size`` holds for every row. Raises
     ``InputError``, naming the line, for anything that is not a measured mode.
     """
-    path = Path(path)
+    return _powertrain(Path(path), *read_rows(Path(path)), batch_size)
+
+
+def read_rows(path: Path) -> tuple[set[str], Rows]:
+    """The columns and the rows of a CSV file, whatever they are; a spreadsheet's byte order mark is dropped."""
     try:
-        text = path.read_text(encoding="utf-8-sig")
-    except (OSError, UnicodeDecodeError) as exc:
-        raise InputError(f"The table {path} cannot be read ({exc}).", hint="Give the path of a CSV file.") from exc
-    reader = csv.DictReader(text.splitlines())
-    missing = [name for name in _COLUMNS if name not in (reader.fieldnames or ())]
+        with path.open(newline="", encoding="utf-8-sig") as file:
+            reader = csv.DictReader(file)
+            return set(reader.fieldnames or ()), [(reader.line_num, row) for row in reader]
+    except (OSError, UnicodeDecodeError, csv.Error) as exc:
+        raise InputError(f"{path} cannot be read as CSV ({exc}).", hint="Give the path of a CSV file.") from exc
+
+
+def parsed(path: Path, rows: Rows, parse: Callable[[dict[str, str]], _Item]) -> Iterator[_Item]:
+    """Each row made into something; a bad one is named by its line."""
+    for line, row in rows:
+        try:
+            yield parse(row)
+        except (ValueError, KeyError, TypeError, InputError) as exc:
+            raise InputError(f"{path}, line {line}: {exc}") from exc
+
+
+def native_measurement(row: Mapping[str, str]) -> Measurement:
+    """A measurement from a row of our own export."""
+    mode = PowerMode.of({name: float(row[name]) for name in KNOBS if row[name]})
+    figures: dict[str, Any] = {name: number_or_nan(row[name]) for name in FIGURES}
+    figures |= {name: int(row[name]) for name in COUNTS}
+    setting = Setting(mode, int(row["batch_size"]))
+    return Measurement(setting, **figures, status=Status(row["status"]), note=row["note"])
+
+
+def number_or_nan(text: str) -> float:
+    """A number; blank stands for none."""
+    return float(text) if text and text.lower() != "nan" else math.nan
+
+
+def _some(path: Path, found: tuple[Measurement, ...]) -> tuple[Measurement, ...]:
+    if not found:
+        raise InputError(f"The table {path} holds no measurement.", hint="Give a table with at least one row.")
+    return found
+
+
+def _powertrain(path: Path, columns: set[str], rows: Rows, batch_size: int) -> tuple[Measurement, ...]:
+    missing = [name for name in _COLUMNS if name not in columns]
     if missing:
         raise InputError(
             f"The table {path} lacks the columns {', '.join(missing)}.",
             hint=f"Its first line must name {', '.join(_COLUMNS)}, and may name batch_size.",
         )
-    try:
-        rows = tuple(_measurement(row, f"{path}, line {reader.line_num}", batch_size) for row in reader)
-    except csv.Error as exc:
-        raise InputError(f"The table {path} is not CSV at line {reader.line_num} ({exc}).") from exc
-    if not rows:
-        raise InputError(f"The table {path} holds no measurement.", hint="Give a table with at least one row.")
-    return rows
+    return _some(path, tuple(parsed(path, rows, lambda row: _powertrain_measurement(row, batch_size))))
 
 
-def _measurement(row: Mapping[str, str | None], where: str, batch_size: int) -> Measurement:
+def _powertrain_measurement(row: Mapping[str, str | None], batch_size: int) -> Measurement:
     def number(name: str) -> float:
         try:
             value = float(row[name] or "")
         except ValueError as exc:
-            raise InputError(f"{where}: {name} is {row[name]!r}, which is no number.") from exc
+            raise InputError(f"{name} is {row[name]!r}, which is no number.") from exc
         if not (math.isfinite(value) and value > 0):
-            raise InputError(f"{where}: {name} is {value:g}, and must be above zero.")
+            raise InputError(f"{name} is {value:g}, and must be above zero.")
         return value
 
     def whole(name: str) -> int:
         value = number(name)
         if value != int(value):
-            raise InputError(f"{where}: {name} is {value:g}, and must be a whole number.")
+            raise InputError(f"{name} is {value:g}, and must be a whole number.")
         return int(value)
 
     mode = PowerMode(

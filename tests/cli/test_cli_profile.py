@@ -123,6 +123,18 @@ def test_the_store_lists_shows_exports_and_imports(capsys: pytest.CaptureFixture
     assert capsys.readouterr().out.startswith("device_name,")
 
 
+def test_importing_twice_adds_nothing_and_an_export_is_a_device(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("profile", "job.py:tiny", "-d", "virtual:nano", "-n", "3") == 0
+    assert run("store", "export", "1", "out.csv") == 0
+    assert run("store", "import", "out.csv") == 0
+    assert "0 of them new" in " ".join(capsys.readouterr().out.split())
+    assert run("store", "ls", "--json") == 0
+    [entry] = json.loads(capsys.readouterr().out)["profiles"]
+    assert entry["measured"] == 3
+    assert run("devices", "-d", "replay:out.csv") == 0
+    assert "replay" in capsys.readouterr().out
+
+
 def test_convergence_travels_as_one_file(capsys: pytest.CaptureFixture[str]) -> None:
     Path("train.csv").write_text(
         "dataset,network,batch_size,optimizer,learning_rate,run,target_metric,target_epoch\nc,s,8,adam,1e-1,1,0.5,7\n"

@@ -7,8 +7,18 @@ import pytest
 from underwatt.device.conformance import DeviceConformance
 from underwatt.device.registry import open_device
 from underwatt.device.replay import ReplayDevice
-from underwatt.errors import InputError, ModeError, OutOfMemoryError
-from underwatt.records import Measurement, PowerMode, Setting, Status, WorkloadCost
+from underwatt.errors import InputError, ModeError, OutOfMemoryError, SensorError, StepError
+from underwatt.profile.exchange import write_profile
+from underwatt.records import (
+    DeviceInfo,
+    Measurement,
+    PowerMode,
+    Profile,
+    Setting,
+    Status,
+    WorkloadCost,
+    WorkloadInfo,
+)
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -66,3 +76,32 @@ def test_an_empty_table_is_refused() -> None:
         ReplayDevice([], name="table", address="replay:table")
     with pytest.raises(InputError, match="needs a table"):
         open_device("replay")
+
+
+def test_a_profile_that_was_exported_is_a_device(tmp_path: Path) -> None:
+    fast, slow = PowerMode(cpu_cores=4, gpu_mhz=600.0), PowerMode(cpu_cores=2, gpu_mhz=300.0)
+    measured = (
+        Measurement(Setting(slow, 8), 0.25, 4.0),
+        Measurement(Setting(fast, 8), 0.125, 9.0),
+        Measurement(Setting(fast, 16), status=Status.FAILED, note="it, too,\nfell over"),
+    )
+    path = tmp_path / "profile.csv"
+    with path.open("w", newline="", encoding="utf-8") as file:
+        write_profile(Profile(DeviceInfo("nvml", "Board", "b", "nvml:b"), WorkloadInfo("job", "j"), measured), file)
+    device = open_device(f"replay:{path}")
+    assert isinstance(device, ReplayDevice)
+    assert list(device.space) == [slow, fast]
+    device.apply(fast)
+    device.run_step(ANY_COST, 8)
+    assert (device.clock.now_s(), device.read_power().power_w) == (0.125, 9.0)
+    with pytest.raises(StepError, match="fell over"):
+        device.run_step(ANY_COST, 16)
+    with pytest.raises(SensorError):  # never NaN watts
+        device.read_power()
+
+
+def test_a_failed_repeat_does_not_hide_what_was_measured() -> None:
+    setting = Setting(PowerMode(gpu_mhz=1), 1)
+    table = [Measurement(setting, 0.1, 5.0), Measurement(setting, 0.2, 6.0), Measurement(setting, status=Status.FAILED)]
+    device = ReplayDevice(table, name="table", address="replay:table")
+    assert device.read_power().power_w == 6.0

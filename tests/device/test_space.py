@@ -102,3 +102,14 @@ def test_no_knobs_is_one_mode_that_asks_for_nothing() -> None:
     space = ModeSpace([])
     assert list(space) == [PowerMode()]
     assert space.matrix().shape == (1, 0)
+
+
+def test_some_knobs_of_a_list_are_the_list_seen_through_them() -> None:
+    modes = [PowerMode(2, c, g) for c, g in ((1, 100), (1, 200), (2, 200), (3, 300))]
+    space = ModeSpace.of_modes(modes)
+    assert list(space.only(("cpu_mhz", "gpu_mhz"))) == [
+        PowerMode(None, c, g) for c, g in ((1, 100), (1, 200), (2, 200), (3, 300))
+    ]
+    assert list(space.only(("cpu_cores", "cpu_mhz", "gpu_mhz"))) == modes
+    assert list(space.only(("gpu_mhz",))) == [PowerMode(gpu_mhz=g) for g in (100, 200, 300)]
+    assert list(space.only(())) == [PowerMode()]

@@ -116,3 +116,11 @@ def test_the_real_tables_are_read(data_dir: Path) -> None:
     assert sum(len(profile.measurements) for profile in power) == 294
     assert sum(len(runs) for _, runs in train) == 2184
     assert {profile.workload.id for profile in power} & {workload.id for workload, _ in train}
+
+
+def test_a_byte_order_mark_is_no_part_of_the_first_column(tmp_path: Path) -> None:
+    path = tmp_path / "spreadsheet.csv"
+    rows = "dataset,network,batch_size,optimizer,power_limit,time_per_epoch,average_power\nc,s,8,a,100,1,1\n"
+    path.write_text(rows, encoding="utf-8-sig")
+    [profile] = read_file(path).profiles
+    assert profile.workload.name == "c s a"

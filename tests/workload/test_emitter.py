@@ -88,6 +88,7 @@ def test_a_listener_that_leaves_breaks_nothing(fresh, tmp_path):
     beats, reader = fresh
     fifo = tmp_path / "beats"
     os.close(os.open(fifo, os.O_RDWR))
+    beats.step()
     spare = os.open(os.devnull, os.O_RDONLY)
     os.dup2(spare, reader)  # the reading end is gone, the number stays valid for the fixture
     os.close(spare)
@@ -106,6 +107,25 @@ def test_a_forked_process_sends_nothing_of_its_parents(fresh):
         os._exit(0)
     os.waitpid(pid, 0)
     assert len(_lines(reader)) == 1
+    beats._send()
+    assert len(_lines(reader)) == 1
+
+
+@pytest.mark.parametrize("call", ["beats.step(3)", "beats.oom()"])
+def test_a_trainer_that_is_forked_off_reports_its_own(fresh, call):
+    beats, reader = fresh
+    beats.step()
+    beats.step()  # waits, and stays the parent's
+    os.read(reader, 1 << 20)
+    pid = os.fork()
+    if pid == 0:
+        os.close(beats._fd)  # as a daemon does
+        eval(call)
+        beats._send()
+        os._exit(0)
+    os.waitpid(pid, 0)
+    (line,) = _lines(reader)
+    assert getattr(line, "steps", 3) == 3
     beats._send()
     assert len(_lines(reader)) == 1
 

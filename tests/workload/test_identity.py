@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import torch
 from torch import nn
@@ -52,3 +54,35 @@ def test_synthetic_data_is_said_in_the_name():
     assert info(name="net", synthetic=True).name == "net (synthetic data)"
     assert info(name="net").name == "net"
     assert info().software["torch"] == torch.__version__
+
+
+@pytest.mark.parametrize("loss", [nn.functional.cross_entropy, nn.CrossEntropyLoss])
+def test_what_a_loss_was_made_with_is_part_of_it(loss):
+    def made(**options):
+        return loss(**options) if isinstance(loss, type) else partial(loss, **options)
+
+    plain, smooth, smoother = (info(loss=made(label_smoothing=value)).id for value in (0.0, 0.1, 0.2))
+    assert len({plain, smooth, smoother}) == 3
+    assert info(loss=made(label_smoothing=0.1)).id == smooth
+    weighted = [info(loss=made(weight=torch.rand(2))).id for _ in range(2)]
+    assert weighted[0] == weighted[1] != info(loss=made()).id
+
+
+class Averaged(torch.optim.SGD):
+    def __init__(self, parameters, lr, inner=None):
+        super().__init__(parameters, lr=lr)
+
+
+def test_what_an_optimizer_was_made_with_is_part_of_it_but_not_the_rate():
+    assert info(optimizer=partial(torch.optim.SGD, lr=1.0)).id == info(optimizer=torch.optim.SGD).id
+    assert info(optimizer=partial(torch.optim.SGD, momentum=0.9)).id != info(optimizer=torch.optim.SGD).id
+    assert info(optimizer=partial(torch.optim.SGD, foreach=True)).id != info(optimizer=torch.optim.SGD).id
+    inner = [info(optimizer=partial(Averaged, inner=kind)).id for kind in (torch.optim.Adam, torch.optim.SGD)]
+    assert inner[0] != inner[1]
+
+
+def test_the_kind_of_device_that_trains_is_part_of_it():
+    usual = "cuda" if torch.cuda.is_available() else "cpu"
+    assert info(device="cpu").id != info(device="cuda").id
+    assert info().id == info(device=usual).id
+    assert info(device="cuda:0").id == info(device="cuda:1").id

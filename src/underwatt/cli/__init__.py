@@ -25,6 +25,7 @@ HOMES = {
     "profile": "profile",
     "predict": "predict",
     "converge": "converge",
+    "plan": "plan",
     "store": "store",
     "demo": "demo",
 }

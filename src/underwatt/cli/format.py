@@ -22,7 +22,7 @@ KNOB_HEADINGS = {  # clocks in MHz, limits in watts
 
 def plain_table(*headings: str) -> Table:
     """A table without lines, columns to the right, the way figures are read."""
-    table = Table(box=None, header_style="dim", padding=(0, 2, 0, 0))
+    table = Table(box=None, header_style="dim", padding=(0, 1, 0, 0))
     for heading in headings:
         table.add_column(heading, justify="right", no_wrap=True)
     return table
@@ -43,6 +43,8 @@ def progress_bar(console: Console) -> Progress:
 
 def duration(seconds: float) -> str:
     """Seconds, minutes or hours, as a person says it."""
+    if seconds < 10:
+        return f"{seconds:.2g} s"
     if seconds < 90:
         return f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"

@@ -55,8 +55,8 @@ def predict(
 ) -> None:
     """Predict step time and power of settings from those that were measured."""
     with Store(store or default_store_path(), create=False) as kept:
-        measured = kept.profile(profile or _newest(kept))
-        references = [found for text in reference for found in _reference(kept, text)]
+        measured = kept.profile(profile or newest_profile(kept))
+        references = load_references(kept, reference)
     if validate:
         report = cross_validate(measured.usable(), references)
         if as_json:
@@ -66,7 +66,7 @@ def predict(
             _out.print(f"[dim]Worst: {report.worst}, time off by {report.worst_error:.0f}%.[/]")
         return
     fitted = FewShot().fit(measured.usable(), references)
-    space = _space(measured, device)
+    space = offered_modes(measured, device)
     sizes = parse_batch_sizes(batch_sizes) or tuple(sorted({m.setting.batch_size for m in measured.usable()}))
     if modes:
         settings = SettingArray.of([Setting(m, b) for m in chosen_modes(modes, space) for b in sizes])
@@ -82,11 +82,17 @@ def predict(
     _print(measured, shown, len(settings), everything=bool(modes))
 
 
-def _newest(store: Store) -> int:
+def newest_profile(store: Store) -> int:
+    """The number of the newest profile that holds measurements."""
     summaries = [item for item in store.summaries() if item.usable]
     if not summaries:
         raise InputError("The store holds no measurements to predict from.", hint="`underwatt profile JOB` makes some.")
     return summaries[-1].id
+
+
+def load_references(store: Store, texts: list[str]) -> list[Profile]:
+    """The profiles that ``--reference`` names."""
+    return [found for text in texts for found in _reference(store, text)]
 
 
 def _reference(store: Store, text: str) -> list[Profile]:
@@ -98,7 +104,7 @@ def _reference(store: Store, text: str) -> list[Profile]:
     return found
 
 
-def _space(measured: Profile, address: str) -> ModeSpace:
+def offered_modes(measured: Profile, address: str) -> ModeSpace:
     """The modes of the device, where it can be opened here; else the combinations of the values that were measured."""
     try:
         space = permitted_space(open_device(address or measured.device.address))

@@ -1,7 +1,8 @@
 """A recorded table as a device: each setting answers with what was once measured.
 
-For trying planners against real measurements without the board. The device is always under load: its power is the
-recorded mean of the mode it is in, at the batch size of the last step.
+The table is a profile that `underwatt store export` wrote, or one in the form of the PowerTrain authors. For trying
+planners against real measurements without the board. The device is always under load: its power is the recorded mean
+of the mode it is in, at the batch size of the last step.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from underwatt.device.clock import VirtualClock
 from underwatt.device.space import ModeSpace
-from underwatt.errors import InputError, ModeError, OutOfMemoryError
+from underwatt.errors import InputError, ModeError, OutOfMemoryError, SensorError, StepError
 from underwatt.records import (
     Capability,
     DeviceInfo,
@@ -23,7 +24,7 @@ from underwatt.records import (
     Status,
     WorkloadCost,
 )
-from underwatt.tables import read_powertrain_table
+from underwatt.tables import read_measurements
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -33,7 +34,8 @@ class ReplayDevice:
     """Measurements that can be asked again."""
 
     def __init__(self, measurements: Sequence[Measurement], *, name: str, address: str) -> None:
-        self._by_setting = {m.setting: m for m in measurements}
+        # Of a setting that was measured again the last answer counts, but none counts less than a failure.
+        self._by_setting = {m.setting: m for m in sorted(measurements, key=lambda m: m.usable)}
         if not any(m.usable for m in measurements):
             raise InputError(f"{name} holds no usable measurement to replay.")
         self.clock = VirtualClock()
@@ -63,7 +65,10 @@ class ReplayDevice:
 
     def read_power(self) -> PowerSample:
         """The recorded mean power of this mode."""
-        return PowerSample(self.clock.now_s(), self._here().power_w)
+        measured = self._here()
+        if not measured.usable:
+            raise SensorError(f"No power was recorded for {measured.setting}.", hint="It did not run to its end.")
+        return PowerSample(self.clock.now_s(), measured.power_w)
 
     def read_state(self) -> DeviceState:
         """The mode that is set."""
@@ -88,6 +93,8 @@ class ReplayDevice:
         measured = self._here()
         if measured.status is Status.OUT_OF_MEMORY:
             raise OutOfMemoryError(f"Batch size {batch_size} was recorded as out of memory.")
+        if measured.status is Status.FAILED:
+            raise StepError(f"{measured.setting} was recorded as failed.", hint=measured.note)
         self.clock.advance(measured.step_s)
 
     def close(self) -> None:
@@ -108,10 +115,10 @@ class ReplayBackend:
         return ()
 
     def open(self, where: str) -> ReplayDevice:
-        """Open a CSV table with the columns cores, cpu_mhz, gpu_mhz, mem_mhz, [batch_size,] time_ms, power_w."""
+        """Open an exported profile, or a table with the columns of ``tables.read_powertrain_table``."""
         if not where:
             raise InputError("Replay needs a table.", hint="Name it: --device replay:TABLE.csv")
-        return ReplayDevice(read_powertrain_table(Path(where)), name=Path(where).stem, address=f"replay:{where}")
+        return ReplayDevice(read_measurements(where), name=Path(where).stem, address=f"replay:{where}")
 
 
 backend = ReplayBackend()

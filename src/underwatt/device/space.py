@@ -95,6 +95,11 @@ class ModeSpace:
     def only(self, names: Iterable[str]) -> ModeSpace:
         """The space of some of the knobs, the others left alone."""
         wanted = set(names)
+        if self._listed is not None:
+            return ModeSpace.of_modes(
+                PowerMode.of({name: value for name, value in mode.knobs().items() if name in wanted})
+                for mode in self._listed
+            )
         return ModeSpace([knob for knob in self.knobs if knob.name in wanted])
 
     def knob(self, name: str) -> Knob | None:

@@ -32,16 +32,24 @@ from underwatt.records import (
     PowerMode,
     Profile,
     Setting,
-    Status,
     WorkloadInfo,
     to_json,
 )
-from underwatt.tables import read_powertrain_table
+from underwatt.tables import (
+    NATIVE_MARK,
+    native_measurement,
+    number_or_nan,
+    parsed,
+    read_powertrain_table,
+    read_rows,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
     from pathlib import Path
     from typing import TextIO
+
+    from underwatt.tables import Rows
 
 _IDENTITY = ("device_name", "device_id", "device", "workload_name", "workload_id", "workload")
 PROFILE_COLUMNS = (*_IDENTITY, *KNOBS, "batch_size", *FIGURES, *COUNTS, "status", "note")
@@ -92,16 +100,10 @@ def write_convergence(workload: WorkloadInfo, runs: Iterable[ConvergenceRun], fi
 
 def read_file(path: Path, *, device_name: str = "", samples_per_epoch: float = 1.0) -> Exchanged:
     """Read any of the forms above; ``device_name`` names the device of a table that does not say."""
-    try:
-        with path.open(newline="", encoding="utf-8") as file:
-            reader = csv.DictReader(file)
-            columns = set(reader.fieldnames or ())
-            rows = [(reader.line_num, row) for row in reader]
-    except (OSError, UnicodeDecodeError, csv.Error) as exc:
-        raise InputError(f"{path} cannot be read as CSV ({exc}).") from exc
+    columns, rows = read_rows(path)
     name = device_name or path.stem
-    if {"device_name", "step_s"} <= columns:
-        return Exchanged(profiles=_grouped(path, rows, _profile_key, _native_measurement, Profile))
+    if columns >= NATIVE_MARK:
+        return Exchanged(profiles=_grouped(path, rows, _profile_key, native_measurement, Profile))
     if {"workload_name", "samples"} <= columns:
         return Exchanged(convergence=_grouped(path, rows, _workload_key, _native_run, lambda w, runs: (w, runs)))
     if {"cores", "time_ms"} <= columns:
@@ -130,19 +132,15 @@ def read_file(path: Path, *, device_name: str = "", samples_per_epoch: float = 1
 
 def _grouped(
     path: Path,
-    rows: list[tuple[int, dict[str, str]]],
+    rows: Rows,
     key_of: Callable[[dict[str, str]], tuple[Any, ...]],
     item_of: Callable[[dict[str, str]], Any],
     build: Callable[..., Any],
 ) -> list[Any]:
-    """Rows gathered by what they belong to; a bad row is named by its line."""
+    """Rows gathered by what they belong to."""
     groups: dict[str, tuple[tuple[Any, ...], list[Any]]] = {}
-    for line, row in rows:
-        try:
-            key = key_of(row)
-            groups.setdefault(json.dumps(to_json(key)), (key, []))[1].append(item_of(row))
-        except (ValueError, KeyError, TypeError, InputError) as exc:
-            raise InputError(f"{path}, line {line}: {exc}") from exc
+    for key, item in parsed(path, rows, lambda row: (key_of(row), item_of(row))):
+        groups.setdefault(json.dumps(to_json(key)), (key, []))[1].append(item)
     if not groups:
         raise InputError(f"{path} has a header and no rows.")
     return [build(*key, tuple(items)) for key, items in groups.values()]
@@ -156,21 +154,13 @@ def _workload_key(row: dict[str, str]) -> tuple[WorkloadInfo]:
     return (WorkloadInfo(**json.loads(row["workload"])),)
 
 
-def _native_measurement(row: dict[str, str]) -> Measurement:
-    mode = PowerMode.of({name: float(row[name]) for name in KNOBS if row[name]})
-    figures: dict[str, Any] = {name: _number(row[name]) for name in FIGURES}
-    figures |= {name: int(row[name]) for name in COUNTS}
-    setting = Setting(mode, int(row["batch_size"]))
-    return Measurement(setting, **figures, status=Status(row["status"]), note=row["note"])
-
-
 def _native_run(row: dict[str, str]) -> ConvergenceRun:
     return ConvergenceRun(
         int(row["batch_size"]),
         float(row["target"]),
-        _number(row["samples"]),
+        number_or_nan(row["samples"]),
         int(row["seed"]),
-        _number(row["learning_rate"]),
+        number_or_nan(row["learning_rate"]),
     )
 
 
@@ -187,13 +177,13 @@ def _zeus_measurement(row: dict[str, str], samples_per_epoch: float) -> Measurem
 
 
 def _zeus_run(row: dict[str, str], samples_per_epoch: float) -> ConvergenceRun:
-    epochs = _number(row["target_epoch"])  # blank or nan: never reached
+    epochs = number_or_nan(row["target_epoch"])  # blank or nan: never reached
     return ConvergenceRun(
         int(row["batch_size"]),
         float(row["target_metric"]),
         epochs * samples_per_epoch,
         int(row["run"]),
-        _number(row["learning_rate"]),
+        number_or_nan(row["learning_rate"]),
     )
 
 
@@ -215,10 +205,6 @@ def _id(name: str) -> str:
 
 def _cell(value: Any) -> Any:
     return "" if value is None or (isinstance(value, float) and not math.isfinite(value)) else value
-
-
-def _number(text: str) -> float:
-    return float(text) if text and text.lower() != "nan" else math.nan
 
 
 def _positive(row: dict[str, str], column: str) -> float:

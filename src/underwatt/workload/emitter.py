@@ -1,8 +1,6 @@
-"""Tell Underwatt about each training step: one file for Python 3.6 or newer that needs nothing else.
+"""Tell Underwatt, where it listens, of each training step: one file for Python 3.6 that never waits or raises.
 
-Copy it beside your script with ``python -m underwatt.workload.emitter > underwatt_beat.py``, import it, and call
-``underwatt_beat.step()`` after each step. Without Underwatt listening a call does nothing; it never waits or raises.
-In distributed training, call it on one rank only.
+``python -m underwatt.workload.emitter > underwatt_beat.py`` copies it; call ``underwatt_beat.step()`` on one rank only.
 """
 
 import atexit
@@ -13,20 +11,14 @@ import time
 FLUSH_S = 0.05  # steps quicker than this travel together, each with its own time
 MOST_WAITING = 100  # so that one write stays under 4096 bytes, which Linux writes wholly or not at all
 _waiting: "list[tuple[float, int]]" = []
-_flushed_s = 0.0
-_pid = os.getpid()
-try:
-    _fd = os.open(os.environ["UNDERWATT_BEATS"], os.O_WRONLY | os.O_NONBLOCK)
-except (KeyError, OSError):
-    _fd = -1
+_flushed_s, _pid, _fd = 0.0, 0, -1
 
 
 def step(count: int = 1) -> None:
     """One more training step (or several) is complete."""
-    if _fd >= 0:
-        now_s = time.monotonic()
-        _waiting.append((now_s, count))
-        if now_s - _flushed_s >= FLUSH_S or len(_waiting) >= MOST_WAITING:
+    if _is_heard():
+        _waiting.append((time.monotonic(), count))
+        if _waiting[-1][0] - _flushed_s >= FLUSH_S or len(_waiting) >= MOST_WAITING:
             _send()
 
 
@@ -40,17 +32,26 @@ def oom() -> None:
     _send("oom\n")
 
 
+def _is_heard() -> bool:
+    global _pid, _fd
+    if os.getpid() != _pid:  # the first call, or a forked process: what waits there is its parent's to send
+        _pid, _waiting[:] = os.getpid(), []
+        try:
+            _fd = os.open(os.environ["UNDERWATT_BEATS"], os.O_WRONLY | os.O_NONBLOCK)
+        except (KeyError, OSError):
+            _fd = -1
+    return _fd >= 0
+
+
 def _send(last: str = "") -> None:
     global _flushed_s
-    if _fd < 0 or os.getpid() != _pid:  # a forked data loader holds a copy of what waits here
-        return
-    _flushed_s = time.monotonic()
-    try:
-        steps = "".join(f"step {at_s:.6f} {count}\n" for at_s, count in _waiting)
-        os.write(_fd, (steps + last).encode())
-        del _waiting[:]
-    except OSError:  # the pipe is full, or nobody is there: keep the count, not each time
-        _waiting[:] = [(_waiting[-1][0], sum(count for _, count in _waiting))] if _waiting else []
+    if _is_heard():
+        _flushed_s = time.monotonic()
+        try:
+            os.write(_fd, "".join([f"step {at_s:.6f} {count}\n" for at_s, count in _waiting] + [last]).encode())
+            del _waiting[:]
+        except OSError:  # the pipe is full, or nobody is there: keep the count, not each time
+            _waiting[:] = [(_waiting[-1][0], sum(count for _, count in _waiting))] if _waiting else []
 
 
 atexit.register(_send)

@@ -62,7 +62,7 @@ class JetsonDevice:
 
     def stock_modes(self) -> dict[str, PowerMode]:
         """The modes of nvpmodel.conf, each with every knob at its cap."""
-        tables = self._hardware.tables()
+        tables = self._hardware.tables(capped=False)
         return {
             mode.name: build_space(tables, self._conf.caps(number)).highest for number, mode in self._conf.modes.items()
         }

@@ -60,10 +60,11 @@ class Emc:
         """What pinning the clock changes."""
         return self.node.rate, self.node.lock
 
-    def table_hz(self) -> tuple[int, ...]:
-        """The known clocks within the board's bounds and the cap that stands, ascending."""
+    def table_hz(self, *, capped: bool = True) -> tuple[int, ...]:
+        """The known clocks within the board's bounds and, where wanted, the cap that stands, ascending."""
         low, high = (_int_or_none(self.sysfs, path) for path in (self.node.low, self.node.high))
-        return within_bounds(self.known_mhz, low, high, _int_or_none(self.sysfs, CAP_FILE) or None)
+        cap = _int_or_none(self.sysfs, CAP_FILE) or None if capped else None
+        return within_bounds(self.known_mhz, low, high, cap)
 
     def pin(self, hz: int) -> None:
         """Hold the clock at one value: locked first, or the firmware would move it again."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 from underwatt.device.jetson.cpu import KHZ_PER_MHZ, Cpu, cap_of, find_cpu, nearest_not_above
@@ -47,8 +48,8 @@ class Hardware:
             return cls(None, None, None)
         return cls(find_gpu(sysfs), find_cpu(sysfs), find_emc(sysfs, board))
 
-    def tables(self) -> Tables:
-        """Read the tables of all knobs."""
+    def tables(self, *, capped: bool = True) -> Tables:
+        """Read the tables of all knobs; ``capped``: without the memory clocks that the active mode forbids."""
         clusters = self.cpu.clusters() if self.cpu else ()
         return Tables(
             core_order=self.cpu.order() if self.cpu and self.cpu.switchable else (),
@@ -56,7 +57,7 @@ class Hardware:
             first_cluster=clusters[0].cores if clusters else (),
             cpu_khz=_or_empty(clusters[0].table_khz) if clusters else (),
             gpu_hz=_or_empty(self.gpu.table_hz) if self.gpu else (),
-            emc_hz=_or_empty(self.emc.table_hz) if self.emc else (),
+            emc_hz=_or_empty(partial(self.emc.table_hz, capped=capped)) if self.emc else (),
         )
 
     def files(self) -> tuple[str, ...]:

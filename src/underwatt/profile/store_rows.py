@@ -1,0 +1,168 @@
+"""The tables of a store, and how records become their rows and come back."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections import Counter
+from datetime import datetime, timezone
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import sqlalchemy as sa
+
+from underwatt.records import (
+    COUNTS,
+    FIGURES,
+    KNOBS,
+    ConvergenceRun,
+    DeviceInfo,
+    Measurement,
+    PowerMode,
+    Setting,
+    Status,
+    WorkloadInfo,
+    to_json,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+_Item = TypeVar("_Item")
+
+SCHEMA = sa.MetaData()
+PROFILES = sa.Table(
+    "profiles",
+    SCHEMA,
+    sa.Column("id", sa.Integer, primary_key=True),
+    sa.Column("device_id", sa.String, nullable=False),
+    sa.Column("workload_id", sa.String, nullable=False),
+    sa.Column("software_id", sa.String, nullable=False),  # another driver or framework is another speed
+    sa.Column("device", sa.JSON, nullable=False),
+    sa.Column("workload", sa.JSON, nullable=False),
+    sa.Column("created_at", sa.String, nullable=False),
+    sa.UniqueConstraint("device_id", "workload_id", "software_id"),
+)
+MEASUREMENTS = sa.Table(
+    "measurements",
+    SCHEMA,
+    sa.Column("id", sa.Integer, primary_key=True),
+    sa.Column("profile_id", sa.ForeignKey("profiles.id"), nullable=False, index=True),
+    *(sa.Column(name, sa.Float) for name in KNOBS),
+    sa.Column("batch_size", sa.Integer, nullable=False),
+    *(sa.Column(name, sa.Float) for name in FIGURES),
+    *(sa.Column(name, sa.Integer, nullable=False) for name in COUNTS),
+    sa.Column("status", sa.String, nullable=False),
+    sa.Column("note", sa.String, nullable=False),
+    sa.Column("measured_at", sa.String, nullable=False),
+)
+CONVERGENCE = sa.Table(
+    "convergence_runs",
+    SCHEMA,
+    sa.Column("id", sa.Integer, primary_key=True),
+    sa.Column("workload_id", sa.String, nullable=False, index=True),
+    sa.Column("workload", sa.JSON, nullable=False),
+    sa.Column("batch_size", sa.Integer, nullable=False),
+    sa.Column("target", sa.Float, nullable=False),
+    sa.Column("samples", sa.Float),  # null: never reached
+    sa.Column("seed", sa.Integer, nullable=False),
+    sa.Column("learning_rate", sa.Float),
+    sa.Column("recorded_at", sa.String, nullable=False),
+)
+
+
+def find_profile_id(connection: sa.Connection, device: DeviceInfo, workload: WorkloadInfo) -> int:
+    """The number of a profile, made where there is none; other software makes another profile."""
+    software = json.dumps([to_json(dict(info.software)) for info in (device, workload)], sort_keys=True)
+    identity = {
+        "device_id": device.id,
+        "workload_id": workload.id,
+        "software_id": hashlib.sha256(software.encode()).hexdigest()[:16],
+    }
+    values = {**identity, "device": to_json(device), "workload": to_json(workload), "created_at": _now()}
+    connection.execute(sa.insert(PROFILES).prefix_with("OR IGNORE").values(values))
+    return int(connection.execute(sa.select(PROFILES.c.id).filter_by(**identity)).scalar_one())
+
+
+def insert_measurements(connection: sa.Connection, profile_id: int, measurements: Sequence[Measurement]) -> None:
+    """Append measurements to a profile."""
+    if measurements:
+        rows = [{"profile_id": profile_id, "measured_at": _now(), **as_row(m)} for m in measurements]
+        connection.execute(sa.insert(MEASUREMENTS), rows)
+
+
+def select_measurements(connection: sa.Connection, profile_id: int) -> tuple[Measurement, ...]:
+    """All measurements of a profile, oldest first."""
+    query = sa.select(MEASUREMENTS).where(MEASUREMENTS.c.profile_id == profile_id).order_by(MEASUREMENTS.c.id)
+    return tuple(_as_measurement(row) for row in connection.execute(query).mappings())
+
+
+def insert_convergence(connection: sa.Connection, workload: WorkloadInfo, runs: Sequence[ConvergenceRun]) -> None:
+    """Append convergence runs of a workload."""
+    if runs:
+        common = {"workload_id": workload.id, "workload": to_json(workload), "recorded_at": _now()}
+        connection.execute(sa.insert(CONVERGENCE), [{**common, **to_json(run)} for run in runs])
+
+
+def select_convergence(
+    connection: sa.Connection, *where: sa.ColumnElement[bool]
+) -> list[tuple[WorkloadInfo, ConvergenceRun]]:
+    """Convergence runs, each with its workload, oldest first."""
+    rows = connection.execute(sa.select(CONVERGENCE).where(*where).order_by(CONVERGENCE.c.id)).mappings()
+    return [
+        (
+            WorkloadInfo(**row["workload"]),
+            ConvergenceRun(
+                row["batch_size"], row["target"], _number(row["samples"]), row["seed"], _number(row["learning_rate"])
+            ),
+        )
+        for row in rows
+    ]
+
+
+def not_among(items: Sequence[_Item], known: Iterable[_Item], to_row: Callable[[_Item], dict[str, Any]]) -> list[_Item]:
+    """The items that are not known; one that stands twice is known only where it is known twice."""
+
+    def key(item: _Item) -> tuple[Any, ...]:
+        return tuple(to_row(item).items())
+
+    spare = Counter(key(item) for item in known)
+    fresh = []
+    for item in items:
+        if spare[key(item)] > 0:
+            spare[key(item)] -= 1
+        else:
+            fresh.append(item)
+    return fresh
+
+
+def as_row(measurement: Measurement) -> dict[str, Any]:
+    """A measurement by the columns of its table."""
+    mode = measurement.setting.mode
+    return {
+        **{name: getattr(mode, name) for name in KNOBS},
+        "batch_size": measurement.setting.batch_size,
+        **{name: _to_column(getattr(measurement, name)) for name in (*FIGURES, *COUNTS)},
+        "status": measurement.status.value,
+        "note": measurement.note,
+    }
+
+
+def _as_measurement(row: Any) -> Measurement:
+    knobs = {name: row[name] for name in KNOBS if row[name] is not None}
+    figures: dict[str, Any] = {name: _number(row[name]) for name in FIGURES}
+    figures |= {name: row[name] for name in COUNTS}
+    setting = Setting(PowerMode.of(knobs), row["batch_size"])
+    return Measurement(setting, **figures, status=Status(row["status"]), note=row["note"])
+
+
+def _to_column(value: Any) -> Any:
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _number(value: float | None) -> float:
+    return math.nan if value is None else float(value)
+
+
+def _now() -> str:
+    return datetime.now(timezone.utc).isoformat(timespec="milliseconds")
