@@ -17,7 +17,8 @@
     │   └── OutOfMemoryError    the job does not fit the device at this batch size
     ├── StoreError              the store cannot be read or written
     ├── MeasureError            a measurement could not be made
-    └── PredictError            a predictor was given too little, or nonsense
+    ├── PredictError            a predictor was given too little, or nonsense
+    └── BudgetError             no setting keeps the budget
 
 A message is one sentence that says what happened; ``hint`` is one that says what to do.
 """
@@ -111,3 +112,7 @@ class MeasureError(UnderwattError):
 
 class PredictError(UnderwattError):
     """A predictor was given too little, or nonsense."""
+
+
+class BudgetError(UnderwattError):
+    """No setting keeps the budget; the message names the smallest budget that one would keep."""

@@ -10,7 +10,8 @@ import pytest
 from underwatt.errors import BudgetError, InputError
 from underwatt.plan.budget import Budget, parse_budget
 from underwatt.plan.problem import Goal, Problem
-from underwatt.plan.select import choose_setting
+from underwatt.plan.search import search_setting
+from underwatt.plan.select import choose_measured, choose_setting
 from underwatt.predict import FewShot
 from underwatt.records import Measurement, Prediction, Status, to_json
 
@@ -113,8 +114,8 @@ def test_goals_and_bounds_trade_time_for_energy() -> None:
     thrifty = choose_setting(least, _predict(least)).chosen
     assert thrifty.energy_j.expected < soonest.energy_j.expected
     assert thrifty.time_s.expected <= 2 * soonest.time_s.expected
-    tight = world.problem(Budget(energy_j=0.9 * soonest.energy_j.expected))
-    assert choose_setting(tight, _predict(tight)).chosen.energy_j.expected <= 0.9 * soonest.energy_j.expected
+    tight = world.problem(Budget(energy_j=0.95 * soonest.energy_j.expected))
+    assert choose_setting(tight, _predict(tight, 0.01)).chosen.energy_j.expected <= 0.95 * soonest.energy_j.expected
 
 
 def test_a_plan_is_json_and_says_why() -> None:
@@ -141,3 +142,38 @@ def test_nonsense_is_refused() -> None:
     short = Prediction(*(np.zeros(3) for _ in range(4)))
     with pytest.raises(InputError):
         choose_setting(problem, short)
+
+
+def test_the_plan_of_a_search_is_the_setting_it_ended_with() -> None:
+    for budget in (parse_budget("7W"), parse_budget("7W peak")):
+        problem = world.problem(budget)
+        found = search_setting(problem, world.truth)
+        plan = choose_measured(problem, _predict(problem), found.measurements)
+        assert plan.setting == found.best.measurement.setting
+        assert plan.chosen.measured
+        assert plan.chosen.time_s.expected == pytest.approx(found.best.time_s)
+        assert "measured" in plan.reason
+    with pytest.raises(BudgetError):
+        choose_measured(world.problem(Budget(power_w=1.0)), _predict(problem), found.measurements)
+
+
+def test_a_measured_setting_exactly_at_the_budget_fits() -> None:
+    measured = world.truth(world.at(1000.0, 400.0, 16))
+    problem = world.problem(Budget(power_w=measured.power_w))
+    assert choose_measured(problem, _predict(problem), [measured]).setting == measured.setting
+
+
+def test_measured_peaks_replace_the_usual_margin() -> None:
+    problem = world.problem(parse_budget("7W peak"))
+    plan = choose_setting(problem, _predict(problem, 0.001), measurements=world.everything()[:3])
+    spiky = replace(world.truth(plan.setting), peak_w=9.0)
+    again = choose_setting(problem, _predict(problem, 0.001), measurements=[*world.everything()[:3], spiky])
+    assert again.setting != plan.setting
+
+
+def test_of_repeats_the_hungriest_decides() -> None:
+    problem = world.problem(Budget(power_w=7.0))
+    once = world.truth(choose_setting(problem, _predict(problem)).setting)
+    repeats = [once, replace(once, power_w=7.2)]
+    with pytest.raises(BudgetError):
+        choose_measured(problem, _predict(problem), repeats)

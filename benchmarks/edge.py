@@ -1,0 +1,257 @@
+"""The scenarios of "Accelerated Training on Low-Power Edge Devices" on a virtual Jetson Nano and TX2 NX.
+
+    python benchmarks/edge.py --json OUT [--convergence FILE]
+
+Simulated: the boards (time, power, sensor; their constants come from ``underwatt.device.virtual.boards``, never from
+here). Real: the networks' counted costs, and samples to target by batch size from trainings on a real GPU
+(``record_convergence.py``; proxy and target are different data). Methods know convergence through the *proxy* runs; all
+are judged by the target's own runs and the boards' own truth.
+
+baseline   largest batch that fits, GPU clock as high as the budget allows, all else at its highest (given for free)
+table      the published method: every GPU clock × batch size measured, proxy convergence, smallest T × N that fits
+underwatt  measure as you go over all modes × batch sizes, through the simulated sensor; the choice was measured to fit
+oracle     the best of all settings by the truth
+
+Budgets: five per board and model, evenly between the least and the most that the baseline's batch size draws.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import statistics
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "examples"))
+
+import torch
+
+from models.efficientvit import EfficientViT
+from models.mobilenet import MobileNetV2
+from models.resnet import ResNet18
+from models.transformer import CharTransformer
+from underwatt.converge.curve import fit_convergence
+from underwatt.device.registry import open_device
+from underwatt.device.session import Session
+from underwatt.device.virtual.device import VirtualJetson
+from underwatt.errors import BudgetError, OutOfMemoryError
+from underwatt.physics import Clocks, step_power, step_times
+from underwatt.plan import Budget, Problem, parse_budget, search_setting
+from underwatt.predict import SettingArray
+from underwatt.profile.measure import measure
+from underwatt.profile.modes import grid_modes
+from underwatt.profile.steady import Settling
+from underwatt.records import ConvergenceRun, Measurement, Setting, WorkloadCost, WorkloadInfo
+from underwatt.workload.cost import count_cost
+from underwatt.workload.job import Job
+from underwatt.workload.simulated import SimulatedWorkload
+
+BOARDS = ("nano", "tx2-nx")
+BATCH_SIZES = (4, 8, 16, 32, 64, 128)
+BUDGETS_PER_CASE = 5
+RECORD = Path(__file__).with_name("results") / "convergence_h200.json"
+CHARACTERS, SEQUENCE = 96, 64
+
+
+def costs() -> dict[str, WorkloadCost]:
+    """What a step of each network costs, counted on shapes alone."""
+    images = torch.zeros(8, 3, 32, 32), torch.zeros(8, dtype=torch.long)
+    text = torch.zeros(8, SEQUENCE, dtype=torch.long), torch.zeros(8, SEQUENCE, dtype=torch.long)
+    jobs = {
+        "resnet18": Job(ResNet18, images, target=1.0),
+        "mobilenetv2": Job(MobileNetV2, images, target=1.0),
+        "efficientvit": Job(EfficientViT, images, target=1.0),
+        "char_transformer": Job(lambda: CharTransformer(CHARACTERS), text, target=1.0),
+    }
+    return {name: count_cost(job) for name, job in jobs.items()}
+
+
+def convergence(record: dict[str, Any], model: str, role: str) -> list[ConvergenceRun]:
+    return [
+        ConvergenceRun(
+            run["batch_size"],
+            run["target"],
+            math.nan if run["samples"] is None else run["samples"],
+            run["seed"],
+            run["lr"],
+        )
+        for run in record["runs"]
+        if run["model"] == model and run["role"] == role and run["seed"] in record["complete_seeds"]
+    ]
+
+
+@dataclass(frozen=True)
+class World:
+    """The truth about one network on one board: nothing a method may look at, except through a measurement."""
+
+    board: str
+    model: str
+    cost: WorkloadCost
+    settings: SettingArray
+    time_s: np.ndarray[Any, Any]  # to the target
+    power_w: np.ndarray[Any, Any]
+    target_samples: dict[int, float]
+
+    def row(self, setting: Setting) -> int:
+        """Where a setting stands."""
+        same = np.all(np.isclose(self.settings.values, list(setting.mode.knobs().values())), axis=1)
+        return int(np.flatnonzero(same & (self.settings.batch_size == setting.batch_size))[0])
+
+
+def make_world(board: str, model: str, cost: WorkloadCost, runs: list[ConvergenceRun]) -> World:
+    device = virtual(board, 0)
+    sizes = [size for size in BATCH_SIZES if fits(device, cost, size)]
+    knobs = tuple(knob.name for knob in device.space.knobs)
+    settings = SettingArray.product(knobs, device.space.matrix(), sizes)
+    physics = device.board.spec.physics
+    clocks = Clocks(*(settings.column(name) for name in ("cpu_cores", "cpu_mhz", "gpu_mhz", "mem_mhz")))
+    times = step_times(physics.step_constants(cost), clocks, settings.batch_size)
+    samples = {b: statistics.mean(run.samples for run in runs if run.batch_size == b) for b in sizes}
+    needed = np.array([samples[int(b)] for b in settings.batch_size])
+    time_s = times.step_s / settings.batch_size * needed
+    return World(board, model, cost, settings, time_s, step_power(physics.power, clocks, times).total_w, samples)
+
+
+def virtual(board: str, seed: int) -> VirtualJetson:
+    device = open_device(f"virtual:{board}?seed={seed}")
+    assert isinstance(device, VirtualJetson)
+    return device
+
+
+def fits(device: VirtualJetson, cost: WorkloadCost, batch_size: int) -> bool:
+    try:
+        device.board.check_memory(cost, batch_size)
+    except OutOfMemoryError:
+        return False
+    return True
+
+
+def paper_grid(world: World, seed: int) -> list[int]:
+    """Rows of the paper's knobs: GPU clock × batch size, all else at its highest."""
+    modes = grid_modes(virtual(world.board, seed).space)
+    return [world.row(Setting(mode, int(size))) for mode in modes for size in np.unique(world.settings.batch_size)]
+
+
+def best_within(world: World, rows: list[int], budget_w: float, score: np.ndarray[Any, Any]) -> int | None:
+    within = [row for row in rows if world.power_w[row] <= budget_w]
+    return min(within, key=lambda row: float(score[row]), default=None)
+
+
+def run_underwatt(world: World, proxy: list[ConvergenceRun], budget: Budget, seed: int) -> tuple[int, int] | None:
+    """The row that Underwatt chooses and how many settings it measured; ``None`` where it finds none that fits."""
+    device = virtual(world.board, seed)
+    workload = SimulatedWorkload(WorkloadInfo(world.model, world.model), world.cost, device)
+    settling = Settling()
+    problem = Problem.of(world.settings, budget, fit_convergence(proxy))
+    with Session(device) as session:
+
+        def ask(setting: Setting) -> Measurement:
+            return measure(session, workload.start(setting.batch_size), setting, settling=settling)
+
+        try:
+            found = search_setting(problem, ask, seed=seed)
+        except BudgetError:
+            return None
+    return world.row(found.best.measurement.setting), len(found.measurements)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--convergence", type=Path, default=RECORD, help="a record made by record_convergence.py")
+    arguments = parser.parse_args()
+    record = json.loads(arguments.convergence.read_text())
+    rows = []
+    print(
+        f"{'board':8} {'model':17} {'budget':>7} {'baseline':>9} {'table':>8} {'ours':>8} {'oracle':>8} "
+        "speedup energy measured"
+    )
+    for model, cost in costs().items():
+        proxy = convergence(record, model, "proxy")
+        for board in BOARDS:
+            world = make_world(board, model, cost, convergence(record, model, "target"))
+            for row in one_world(world, proxy):
+                rows.append(row)
+                print(
+                    f"{board:8} {model:17} {row['budget_w']:6.2f}W {row['baseline_s']:8.0f}s {row['table_s']:7.0f}s "
+                    f"{row['underwatt_s']:7.0f}s {row['oracle_s']:7.0f}s {row['speedup']:6.2f} "
+                    f"{row['energy_ratio']:6.2f} {row['measured']:2d}",
+                    flush=True,
+                )
+    report(rows)
+    if arguments.json:
+        arguments.json.write_text(json.dumps(rows, indent=1))
+
+
+def one_world(world: World, proxy: list[ConvergenceRun]) -> list[dict[str, Any]]:
+    curve_mean, _ = fit_convergence(proxy).predict([int(b) for b in np.unique(world.settings.batch_size)])
+    by_size = dict(zip(np.unique(world.settings.batch_size).tolist(), np.exp(curve_mean), strict=True))
+    true_samples = np.array([world.target_samples[int(b)] for b in world.settings.batch_size])
+    proxy_time_s = world.time_s / true_samples * np.array([by_size[b] for b in world.settings.batch_size])
+    grid = paper_grid(world, 0)
+    largest = world.settings.batch_size.max()
+    baseline_rows = [row for row in grid if world.settings.batch_size[row] == largest]
+    drawn_w = world.power_w[baseline_rows]
+    budgets_w = np.linspace(drawn_w.min(), drawn_w.max(), BUDGETS_PER_CASE + 1)[1:]
+    found = []
+    for seed, budget_w in enumerate(np.floor(budgets_w * 20) / 20):
+        baseline = best_within(world, baseline_rows, budget_w, world.time_s)
+        table = best_within(world, grid, budget_w, proxy_time_s)
+        oracle = best_within(world, list(range(len(world.settings))), budget_w, world.time_s)
+        ours = run_underwatt(world, proxy, parse_budget(f"{budget_w}W"), seed)
+        if baseline is None or table is None or oracle is None or ours is None:
+            print(f"{world.board} {world.model} {budget_w:g} W: not feasible for every method, left out")
+            continue
+        chosen, measured = ours
+        time_s, power_w = world.time_s, world.power_w
+        found.append(
+            {
+                "device": world.board,
+                "model": world.model,
+                "budget_w": float(budget_w),
+                "baseline_s": float(time_s[baseline]),
+                "table_s": float(time_s[table]),
+                "underwatt_s": float(time_s[chosen]),
+                "oracle_s": float(time_s[oracle]),
+                "speedup": float(time_s[baseline] / time_s[chosen]),
+                "energy_ratio": float(time_s[chosen] * power_w[chosen] / (time_s[baseline] * power_w[baseline])),
+                "measured": measured,
+                "proxy_cost": float(time_s[table] / time_s[best_within(world, grid, budget_w, world.time_s)]),
+                "over_w": float(power_w[chosen] - budget_w),
+                "chosen": str(world.settings[chosen]),
+            }
+        )
+    return found
+
+
+def report(rows: list[dict[str, Any]]) -> None:
+    speedups = [row["speedup"] for row in rows]
+    print(f"\n{len(rows)} cases on simulated boards")
+    print(
+        f"  speedup over the paper's baseline: up to {max(speedups):.2f}, geometric mean "
+        f"{statistics.geometric_mean(speedups):.2f}, least {min(speedups):.2f}"
+    )
+    print(
+        f"  published table method: geometric mean "
+        f"{statistics.geometric_mean(row['baseline_s'] / row['table_s'] for row in rows):.2f}"
+    )
+    print(f"  time over the oracle's: mean {statistics.mean(row['underwatt_s'] / row['oracle_s'] for row in rows):.3f}")
+    print(f"  energy at or below the baseline's in {statistics.mean(row['energy_ratio'] <= 1 for row in rows):.0%}")
+    print(f"  settings measured: mean {statistics.mean(row['measured'] for row in rows):.1f}")
+    print(f"  true power over the budget: worst {max(row['over_w'] / row['budget_w'] for row in rows):+.2%}")
+    for model in dict.fromkeys(row["model"] for row in rows):
+        extra = [100 * (row["proxy_cost"] - 1) for row in rows if row["model"] == model]
+        print(f"  batch by proxy instead of target, {model}: +{statistics.mean(extra):.1f}%, worst +{max(extra):.1f}%")
+    for row in rows:
+        if row["speedup"] < 1:
+            print(f"  slower: {row['device']} {row['model']} at {row['budget_w']:g} W: {row['speedup']:.2f}")
+
+
+if __name__ == "__main__":
+    main()

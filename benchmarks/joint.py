@@ -1,0 +1,249 @@
+"""Batch size and power limit chosen together, on the public Zeus traces of any GPU.
+
+    python benchmarks/joint.py --train summary_train.csv --power summary_power_v100.csv --json out.json
+
+Each workload that stands in both files is one table of batch size × power limit, with mean power and epoch time of
+every setting; caps are 0.4 to 0.8 of its highest limit. The *hard* target, on which every method is judged, is the
+hardest one that nine in ten of its runs reach. Methods know convergence only through the *proxy* target: targets
+ordered by difficulty, the one three quarters of the way from the easiest to the hard one. Harder means more epochs, so
+that it makes no difference whether a metric rises or falls. The truth is the mean of the epochs of the runs that
+reached the hard target; batch sizes that no run took there have no truth and are left out for all methods.
+
+``underwatt`` measures as it goes and knows the proxy's runs at four batch sizes; ``table`` measures every setting and
+knows the proxy at every batch size; ``fastest-epoch`` measures every setting; ``largest-batch`` and
+``default-batch`` measure one batch size from the highest limit down, until one fits.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import sys
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import mean
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from underwatt.converge.curve import fit_convergence
+from underwatt.converge.runs import spread_batch_sizes
+from underwatt.errors import BudgetError, InputError, UnderwattError
+from underwatt.plan.baselines import Table, default_batch, fastest_throughput, largest_batch
+from underwatt.plan.budget import Budget
+from underwatt.plan.problem import Problem
+from underwatt.plan.published import choose_published
+from underwatt.plan.search import search_setting
+from underwatt.predict import SettingArray
+from underwatt.profile.exchange import read_file
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from underwatt.records import ConvergenceRun, Measurement
+
+CAPS = (0.4, 0.5, 0.6, 0.7, 0.8)
+LEAST_REACHED = 0.9
+PROXY_PLACE = 0.75
+PROXY_BATCH_SIZES = 4
+
+
+@dataclass(frozen=True)
+class Row:
+    """One method under one cap; ``time_over_oracle`` is 1 for the best choice there is."""
+
+    method: str
+    dataset: str
+    cap_w: float
+    measured: int
+    time_over_oracle: float
+    over_w: float
+
+
+@dataclass(frozen=True)
+class Case:
+    """One workload: its settings, what the methods may know of convergence, and the truth."""
+
+    dataset: str
+    measurements: tuple[Measurement, ...]
+    proxy_runs: tuple[ConvergenceRun, ...]
+    hard_epochs: Mapping[int, float]
+    proxy: float
+    hard: float
+
+    @property
+    def settings(self) -> SettingArray:
+        """The settings, in the order of the measurements."""
+        return SettingArray.of([m.setting for m in self.measurements])
+
+    def time(self, measurement: Measurement) -> float:
+        """Time to the hard target."""
+        return measurement.step_s / measurement.setting.batch_size * self.hard_epochs[measurement.setting.batch_size]
+
+
+Choice = tuple["Measurement", int]  # what a method chose, and how many settings it measured for it
+
+
+def underwatt(case: Case, cap_w: float) -> Choice:
+    sizes = spread_batch_sizes([m.setting.batch_size for m in case.measurements], PROXY_BATCH_SIZES)
+    curve = fit_convergence([run for run in case.proxy_runs if run.batch_size in sizes], resolution_samples=1.0)
+    table = {m.setting: m for m in case.measurements}
+    found = search_setting(Problem.of(case.settings, Budget(power_w=cap_w), curve), table.__getitem__)
+    return found.best.measurement, len(found.measurements)
+
+
+def table(case: Case, cap_w: float) -> Choice:
+    samples = mean_epochs(case.proxy_runs)
+    return choose_published(case.measurements, samples, Budget(power_w=cap_w)), len(case.measurements)
+
+
+def fastest_epoch(case: Case, cap_w: float) -> Choice:
+    row = fastest_throughput(_truth(case, cap_w), cap_w)
+    return case.measurements[_found(row, cap_w)], len(case.measurements)
+
+
+def _walked(rule: Callable[[Table, float], int | None]) -> Callable[[Case, float], Choice]:
+    """A rule that walks down the limits of a batch size: it measured those at and above its choice."""
+
+    def choose(case: Case, cap_w: float) -> Choice:
+        chosen = case.measurements[_found(rule(_truth(case, cap_w), cap_w), cap_w)]
+        limit_w = chosen.setting.mode.power_limit_w or 0.0
+        size = chosen.setting.batch_size
+        same = [m.setting.mode.power_limit_w or 0.0 for m in case.measurements if m.setting.batch_size == size]
+        return chosen, sum(limit >= limit_w for limit in same)
+
+    return choose
+
+
+METHODS: dict[str, Callable[[Case, float], Choice]] = {
+    "underwatt": underwatt,
+    "largest-batch": _walked(largest_batch),
+    "default-batch": _walked(default_batch),
+    "fastest-epoch": fastest_epoch,
+    "table": table,
+}
+
+
+def _truth(case: Case, cap_w: float) -> Table:
+    return Table.measured(Problem.of(case.settings, Budget(power_w=cap_w)), case.measurements)
+
+
+def _found(row: int | None, cap_w: float) -> int:
+    if row is None:
+        raise BudgetError(f"Nothing fits {cap_w:g} W.")
+    return row
+
+
+def mean_epochs(runs: Sequence[ConvergenceRun]) -> dict[int, float]:
+    """Mean epochs of the runs that reached the target, by batch size."""
+    reached: dict[int, list[float]] = {}
+    for run in runs:
+        if run.reached:
+            reached.setdefault(run.batch_size, []).append(run.samples)
+    return {size: mean(epochs) for size, epochs in reached.items()}
+
+
+def proxy_and_hard(runs: Sequence[ConvergenceRun]) -> tuple[float, float] | None:
+    """The proxy and the hard target of a workload; ``None`` where it has no easier target than the hard one."""
+    by_target: dict[float, list[ConvergenceRun]] = {}
+    for run in runs:
+        by_target.setdefault(run.target, []).append(run)
+
+    def difficulty(target: float) -> tuple[float, float]:
+        epochs = [run.samples for run in by_target[target] if run.reached]
+        return 1 - len(epochs) / len(by_target[target]), mean(epochs) if epochs else math.inf
+
+    usual = [target for target in by_target if difficulty(target)[0] <= 1 - LEAST_REACHED]
+    ordered = sorted(usual, key=difficulty)
+    if len(ordered) < 2:
+        return None
+    place = min(round(PROXY_PLACE * (len(ordered) - 1)), len(ordered) - 2)
+    return ordered[place], ordered[-1]
+
+
+def read_cases(train: Path, power: Path) -> list[Case]:
+    """Every workload that stands in both files."""
+    convergence = {workload.name: runs for workload, runs in read_file(train).convergence}
+    profiles = read_file(power).profiles
+    if not convergence or not profiles:
+        raise InputError("--train takes a Zeus train trace and --power a Zeus power trace.")
+    names = [profile.workload.name.split()[0] for profile in profiles if profile.workload.name in convergence]
+    cases = []
+    for profile in profiles:
+        name = profile.workload.name
+        targets = proxy_and_hard(convergence.get(name, ()))
+        if targets is None:
+            print(f"{name}: left out, as {train.name} has no two targets of it that most runs reach", file=sys.stderr)
+            continue
+        proxy, hard = ([run for run in convergence[name] if run.target == target] for target in targets)
+        truth = mean_epochs(hard)
+        kept = tuple(m for m in profile.measurements if m.usable and m.setting.batch_size in truth)
+        dataset = name.split()[0] if names.count(name.split()[0]) == 1 else name
+        if kept:
+            cases.append(Case(dataset, kept, tuple(proxy), truth, *targets))
+    if not cases:
+        raise InputError(f"{train} and {power} have no workload in common that could be judged.")
+    return cases
+
+
+def run(cases: Sequence[Case], methods: Sequence[str]) -> list[Row]:
+    """Every method on every workload under every cap that some setting keeps."""
+    rows = []
+    for case in cases:
+        highest_w = max(m.setting.mode.power_limit_w or 0.0 for m in case.measurements)
+        for share in CAPS:
+            cap_w = share * highest_w
+            fitting = [case.time(m) for m in case.measurements if m.power_w <= cap_w]
+            if not fitting:
+                print(f"{case.dataset}: skipped {cap_w:g} W, which no setting keeps", file=sys.stderr)
+                continue
+            for method in methods:
+                chosen, measured = METHODS[method](case, cap_w)
+                over_w = max(0.0, chosen.power_w - cap_w)
+                rows.append(Row(method, case.dataset, cap_w, measured, case.time(chosen) / min(fitting), over_w))
+    return rows
+
+
+def summary(rows: Sequence[Row]) -> str:
+    """Each method in a line."""
+    lines = [f"{'method':<14} {'cases':>5} {'geomean':>8} {'worst':>6} {'over cap':>8} {'measured':>8}"]
+    for method in dict.fromkeys(row.method for row in rows):
+        same = [row for row in rows if row.method == method]
+        ratios = [row.time_over_oracle for row in same]
+        over = sum(row.over_w > 0 for row in same)
+        lines.append(
+            f"{method:<14} {len(same):>5} {np.exp(np.mean(np.log(ratios))):>8.3f} {max(ratios):>6.2f} {over:>8} "
+            f"{mean(row.measured for row in same):>8.1f}"
+        )
+    return "\n".join(lines)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--train", type=Path, required=True, help="Zeus train trace")
+    parser.add_argument("--power", type=Path, required=True, help="Zeus power trace")
+    parser.add_argument("--methods", default=",".join(METHODS))
+    parser.add_argument("--json", type=Path, help="write every row here")
+    options = parser.parse_args(arguments)
+    methods = options.methods.split(",")
+    unknown = [method for method in methods if method not in METHODS]
+    if unknown:
+        parser.error(f"unknown method {unknown[0]!r}: choose from {', '.join(METHODS)}")
+    try:
+        cases = read_cases(options.train, options.power)
+        for case in cases:
+            print(f"{case.dataset}: {len(case.measurements)} settings, proxy {case.proxy:g}, judged on {case.hard:g}")
+        rows = run(cases, methods)
+    except UnderwattError as exc:
+        print(f"error: {exc}", file=sys.stderr)
+        return 2
+    print(summary(rows))
+    if options.json:
+        options.json.parent.mkdir(parents=True, exist_ok=True)
+        options.json.write_text(json.dumps([asdict(row) for row in rows], indent=1) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

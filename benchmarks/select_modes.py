@@ -1,0 +1,212 @@
+"""The fastest power mode within a budget: what each method returns, and how many modes it measured for it.
+
+    python benchmarks/select.py --reference A.csv --target B.csv --budgets 17:50:1 --repeats 3 --json out.json
+
+The target's table answers each measurement. ``time_penalty_pct`` compares the returned row with the fastest row of the
+table within the budget, lucky readings included, and ``over_w`` is above zero where the returned row exceeds it.
+``underwatt`` measures as it goes and returns a measured mode; should it find none that fits, it is charged with
+measuring the whole table. ``powertrain`` measures 50 random modes and returns what its networks predict to be
+the fastest that fits; ``random50`` the best of 50 random modes that fits (or the one of least power); ``maxn``
+every knob at its highest. A table with several batch sizes is judged by time per sample.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from underwatt.errors import BudgetError, UnderwattError
+from underwatt.plan.baselines import Table, maximum_mode, oracle, trusting_choice
+from underwatt.plan.budget import Budget
+from underwatt.plan.problem import Outlook, Problem
+from underwatt.plan.search import search_setting
+from underwatt.predict import PowerTrain, SettingArray
+from underwatt.records import DeviceInfo, Measurement, Profile, WorkloadInfo
+from underwatt.tables import read_powertrain_table
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+RANDOM_MODES = 50
+
+Choice = tuple[int, int]  # the returned row, and how many modes were measured
+
+
+@dataclass(frozen=True)
+class Row:
+    """One method at one budget."""
+
+    method: str
+    budget_w: float
+    repeat: int
+    measured: int
+    time_penalty_pct: float
+    over_w: float
+
+
+class Bench:
+    """A target table, the references, and each method as a function of budget and repeat."""
+
+    def __init__(self, references: Sequence[Profile], target: Profile) -> None:
+        self._references = references
+        self._measurements = target.measurements
+        self._rows = {m.setting: at for at, m in enumerate(target.measurements)}
+        self._settings = SettingArray.of([m.setting for m in target.measurements])
+        self._pretrained = None
+        self._predicted: dict[int, Table] = {}
+        self.methods: dict[str, Callable[[float, int], Choice]] = {
+            "underwatt": self.underwatt,
+            "powertrain": self.powertrain,
+            "random50": self.random50,
+            "maxn": self.maxn,
+        }
+        self.truth = Table.measured(self._problem(1.0), self._measurements)
+
+    def _problem(self, budget_w: float) -> Problem:
+        return Problem.of(self._settings, Budget(power_w=budget_w))
+
+    def _measure(self, row: int) -> Measurement:
+        return self._measurements[row]
+
+    def _random(self, repeat: int) -> list[int]:
+        order = np.random.default_rng(repeat).permutation(len(self._measurements))
+        return [int(row) for row in order[:RANDOM_MODES]]
+
+    def underwatt(self, budget_w: float, repeat: int) -> Choice:
+        """Measure as you go."""
+        try:
+            found = search_setting(
+                self._problem(budget_w),
+                lambda setting: self._measurements[self._rows[setting]],
+                references=self._references,
+                seed=repeat,
+            )
+        except BudgetError:
+            row = oracle(self.truth, budget_w)
+            assert row is not None
+            return row, len(self._measurements)
+        return self._rows[found.best.measurement.setting], len(found.measurements)
+
+    def powertrain(self, budget_w: float, repeat: int) -> Choice:
+        """Fifty random modes, two networks, and their word taken for it; the same modes serve every budget."""
+        if repeat not in self._predicted:
+            self._predicted[repeat] = self._transfer(repeat)
+        row = trusting_choice(self._predicted[repeat], budget_w)
+        if row is None:
+            row = int(np.argmin(self._predicted[repeat].drawn_w))
+        return row, RANDOM_MODES
+
+    def _transfer(self, repeat: int) -> Table:
+        network = PowerTrain(seed=repeat)
+        if self._pretrained is None and self._references:
+            self._pretrained = PowerTrain().pretrain(self._references[0])
+        fitted = network.transfer([self._measurements[row] for row in self._random(repeat)], self._pretrained)
+        problem = self._problem(1.0)
+        return Table.predicted(problem, Outlook.of(problem, fitted.predict(self._settings)))
+
+    def random50(self, budget_w: float, repeat: int) -> Choice:
+        """The best of fifty random modes."""
+        rows = self._random(repeat)
+        fitting = [row for row in rows if self.truth.drawn_w[row] <= budget_w]
+        if not fitting:
+            return min(rows, key=lambda row: float(self.truth.drawn_w[row])), len(rows)
+        return min(fitting, key=lambda row: float(self.truth.time_s[row])), len(rows)
+
+    def maxn(self, budget_w: float, repeat: int) -> Choice:  # noqa: ARG002
+        """Every knob at its highest."""
+        return maximum_mode(self.truth), 0
+
+
+def run(bench: Bench, budgets_w: Sequence[float], methods: Sequence[str], repeats: int) -> list[Row]:
+    """Every method at every budget that some row keeps."""
+    rows = []
+    truth = bench.truth
+    for budget_w in budgets_w:
+        best = oracle(truth, budget_w)
+        if best is None:
+            print(f"skipped {budget_w:g} W, which no row keeps", file=sys.stderr)
+            continue
+        for method in methods:
+            for repeat in range(repeats):
+                row, measured = bench.methods[method](budget_w, repeat)
+                penalty = 100 * (truth.time_s[row] / truth.time_s[best] - 1)
+                over_w = max(0.0, float(truth.drawn_w[row]) - budget_w)
+                rows.append(Row(method, budget_w, repeat, measured, float(penalty), over_w))
+        print(f"\r{budget_w:g} W    ", end="", file=sys.stderr)
+    print(file=sys.stderr)
+    return rows
+
+
+def summary(rows: Sequence[Row]) -> str:
+    """Each method in a line; penalties count only where the budget was kept."""
+    lines = [
+        f"{'method':<11} {'cases':>5} {'mean %':>7} {'median %':>9} {'95th %':>7} {'worst %':>8} {'over':>5} "
+        f"{'over 1 W':>8} {'measured':>8}"
+    ]
+    for method in dict.fromkeys(row.method for row in rows):
+        same = [row for row in rows if row.method == method]
+        kept = np.array([row.time_penalty_pct for row in same if row.over_w == 0] or [np.nan])
+        over = [row.over_w for row in same]
+        lines.append(
+            f"{method:<11} {len(same):>5} {kept.mean():>7.2f} {np.median(kept):>9.2f} {np.percentile(kept, 95):>7.2f} "
+            f"{kept.max():>8.2f} {np.mean(np.array(over) > 0):>5.0%} {np.mean(np.array(over) > 1):>8.0%} "
+            f"{np.mean([row.measured for row in same]):>8.1f}"
+        )
+    return "\n".join(lines)
+
+
+def read_profile(path: Path) -> Profile:
+    """A table as a profile that is named after its file."""
+    name = path.stem
+    return Profile(DeviceInfo("table", name, name, str(path)), WorkloadInfo(name, name), read_powertrain_table(path))
+
+
+def parse_budgets(text: str) -> list[float]:
+    """Watts from ``first:last:step``, the last included."""
+    try:
+        first, last, step = (float(part) for part in text.split(":"))
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"budgets are first:last:step, such as 17:50:1, not {text!r}") from None
+    if not (0 < first <= last and step > 0):
+        raise argparse.ArgumentTypeError(f"{text!r} holds no positive budget")
+    return [first + at * step for at in range(int((last - first) / step + 1e-9) + 1)]
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    names = ("underwatt", "powertrain", "random50", "maxn")
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--reference", type=Path, action="append", default=[], help="table of another workload")
+    parser.add_argument("--target", type=Path, required=True, help="table that answers measurements")
+    parser.add_argument("--budgets", type=parse_budgets, default="17:50:1", help="watts, first:last:step")
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--methods", default=",".join(names))
+    parser.add_argument("--json", type=Path, help="write every row here")
+    options = parser.parse_args(arguments)
+    methods = options.methods.split(",")
+    unknown = [method for method in methods if method not in names]
+    if unknown:
+        parser.error(f"unknown method {unknown[0]!r}: choose from {', '.join(names)}")
+    if options.repeats < 1:
+        parser.error("there must be at least 1 repeat")
+    try:
+        bench = Bench([read_profile(path) for path in options.reference], read_profile(options.target))
+        rows = run(bench, options.budgets, methods, options.repeats)
+    except UnderwattError as exc:
+        print(f"error: {exc}", file=sys.stderr)
+        return 2
+    if rows:
+        print(summary(rows))
+    if options.json:
+        options.json.parent.mkdir(parents=True, exist_ok=True)
+        options.json.write_text(json.dumps([asdict(row) for row in rows], indent=1) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,129 @@
+"""What others would choose: the state of the art and simple rules, so that a user sees what is gained.
+
+Each is a function over a table of settings (measured, or predicted where nothing else is known) that returns a row,
+or ``None`` where its rule finds nothing that fits.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from underwatt.errors import InputError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from numpy.typing import NDArray
+
+    from underwatt.plan.problem import Outlook, Problem
+    from underwatt.predict.settings import SettingArray
+    from underwatt.records import Measurement, PowerMode
+
+    Floats = NDArray[np.float64]
+
+# "The highest clock" compares the GPU first: it is the knob that the published baseline turns.
+CLOCKS = ("gpu_mhz", "power_limit_w", "mem_mhz", "cpu_mhz", "cpu_cores")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Table:
+    """Settings with their time to target, time per sample, and the watts that the budget bounds."""
+
+    settings: SettingArray
+    time_s: Floats
+    sample_s: Floats
+    drawn_w: Floats
+
+    @classmethod
+    def measured(cls, problem: Problem, measurements: Sequence[Measurement]) -> Table:
+        """The truth: one measurement for each candidate of the problem, in their order."""
+        if len(measurements) != len(problem):
+            raise InputError(f"{len(measurements)} measurements cannot describe {len(problem)} candidates.")
+        step_s = np.array([m.step_s for m in measurements])
+        drawn_w = np.array([problem.budget.drawn_w(m) for m in measurements])
+        time_s = step_s * np.exp(problem.log_steps)
+        return cls(problem.candidates, time_s, step_s / problem.candidates.batch_size, drawn_w)
+
+    @classmethod
+    def predicted(cls, problem: Problem, outlook: Outlook) -> Table:
+        """What is expected of each candidate, taken at its word."""
+        sample_s = np.exp(outlook.log_time_s - problem.log_steps) / problem.candidates.batch_size
+        return cls(problem.candidates, np.exp(outlook.log_time_s), sample_s, np.exp(outlook.log_drawn_w))
+
+    def fits(self, power_w: float) -> NDArray[np.bool_]:
+        """Which settings keep the watts."""
+        return np.asarray(self.drawn_w <= power_w)
+
+
+def oracle(table: Table, power_w: float) -> int | None:
+    """The best setting that fits: what a planner that knew the table would choose."""
+    return _smallest(table.time_s, table.fits(power_w))
+
+
+def fastest_throughput(table: Table, power_w: float) -> int | None:
+    """The most samples a second that fit, whatever the batch size does to convergence."""
+    return _smallest(table.sample_s, table.fits(power_w))
+
+
+def largest_batch(table: Table, power_w: float) -> int | None:
+    """The largest batch, at the highest clock that fits: the paper's state of the art."""
+    sizes = np.unique(table.settings.batch_size)[::-1]
+    return _first_that_fits(table, power_w, sizes)
+
+
+def default_batch(table: Table, power_w: float) -> int | None:
+    """The middle batch size, at the highest clock that fits; where none does, the next smaller batch."""
+    sizes = np.unique(table.settings.batch_size)
+    return _first_that_fits(table, power_w, sizes[: (len(sizes) - 1) // 2 + 1][::-1])
+
+
+def maximum_mode(table: Table) -> int:
+    """Every knob at its highest with the middle batch size: what a user gets who never heard of power modes."""
+    sizes = np.unique(table.settings.batch_size)
+    rows = np.flatnonzero(table.settings.batch_size == sizes[(len(sizes) - 1) // 2])
+    return int(rows[-1] if not table.settings.knobs else rows[_by_clock(table.settings, rows)[0]])
+
+
+def stock_mode(table: Table, power_w: float, modes: Mapping[str, PowerMode]) -> tuple[str, int] | None:
+    """The fastest of the device's named modes that fits, with the middle batch size; others are left out."""
+    sizes = np.unique(table.settings.batch_size)
+    found: dict[str, int] = {}
+    middle = table.settings.batch_size == sizes[(len(sizes) - 1) // 2]
+    for name, mode in modes.items():
+        knobs = mode.knobs()
+        if any(knob not in table.settings.knobs for knob in knobs):
+            continue
+        same = middle & table.fits(power_w)
+        for knob, value in knobs.items():
+            same &= table.settings.values[:, table.settings.knobs.index(knob)] == value
+        row = _smallest(table.time_s, same)
+        if row is not None:
+            found[name] = row
+    return min(found.items(), key=lambda item: float(table.time_s[item[1]]), default=None)
+
+
+def trusting_choice(predicted: Table, power_w: float) -> int | None:
+    """The fastest setting predicted to fit, unmeasured: with PowerTrain's predictions, PowerTrain's choice."""
+    return oracle(predicted, power_w)
+
+
+def _first_that_fits(table: Table, power_w: float, sizes: Floats) -> int | None:
+    for size in sizes:
+        rows = np.flatnonzero((table.settings.batch_size == size) & table.fits(power_w))
+        if len(rows):
+            return int(rows[_by_clock(table.settings, rows)[0]])
+    return None
+
+
+def _by_clock(settings: SettingArray, rows: NDArray[np.intp]) -> NDArray[np.intp]:
+    """Positions in ``rows`` from the highest clocks to the lowest."""
+    columns = [-settings.values[rows, settings.knobs.index(name)] for name in CLOCKS if name in settings.knobs]
+    return np.lexsort(columns[::-1]) if columns else np.arange(len(rows))
+
+
+def _smallest(values: Floats, allowed: NDArray[np.bool_]) -> int | None:
+    allowed = allowed & np.isfinite(values)
+    return int(np.argmin(np.where(allowed, values, np.inf))) if np.any(allowed) else None

@@ -1,0 +1,220 @@
+"""What is to be decided: candidate settings, how many samples each needs to the target, and the budget.
+
+Time to target = (step time ÷ batch size) × samples to target. Energy = mean power × time. A goal says which of them
+is to be small; the budget says what must be kept: watts, and where given joules and a deadline.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from enum import Enum
+from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
+
+from underwatt.errors import InputError
+from underwatt.plan.budget import Budget, Watts
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+    from underwatt.predict.settings import SettingArray
+    from underwatt.records import Measurement, Prediction, Setting
+
+    Floats = NDArray[np.float64]
+
+
+class Goal(str, Enum):
+    """What a plan makes as small as the budget allows."""
+
+    SOONEST = "soonest"
+    LEAST_ENERGY = "least energy"
+
+
+class SamplesToTarget(Protocol):
+    """Samples to the target by batch size, such as a ``ConvergenceCurve``."""
+
+    def predict(self, batch_sizes: Sequence[int]) -> tuple[Floats, Floats]:
+        """Mean and standard deviation of the log of the samples; inf where the target is never reached."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Problem:
+    """Candidates with their samples to target, one entry each, a budget and a goal."""
+
+    candidates: SettingArray
+    log_samples: Floats  # inf where the target is never reached
+    log_samples_std: Floats
+    budget: Budget
+    goal: Goal = Goal.SOONEST
+
+    @classmethod
+    def of(
+        cls,
+        candidates: SettingArray,
+        budget: Budget,
+        convergence: SamplesToTarget | None = None,
+        goal: Goal = Goal.SOONEST,
+    ) -> Problem:
+        """The problem of reaching a target; without ``convergence``, of training one sample (highest throughput)."""
+        if not len(candidates):
+            raise InputError("There is no setting to choose from.", hint="Offer at least one mode and batch size.")
+        sizes, back = np.unique(candidates.batch_size, return_inverse=True)
+        if convergence is None:
+            mean, std = np.zeros(len(sizes)), np.zeros(len(sizes))
+        else:
+            mean, std = convergence.predict([int(size) for size in sizes])
+        if not np.any(np.isfinite(mean)):
+            raise InputError(
+                "The target is not reached at any of the batch sizes to choose from.",
+                hint="Offer other batch sizes, or choose an easier target.",
+            )
+        back = back.ravel()
+        return cls(candidates, np.asarray(mean)[back], np.asarray(std)[back], budget, goal)
+
+    def __len__(self) -> int:
+        return len(self.candidates)
+
+    def take(self, rows: NDArray[np.intp]) -> Problem:
+        """The problem of choosing among some of the candidates."""
+        some = self.candidates.take(rows)
+        return Problem(some, self.log_samples[rows], self.log_samples_std[rows], self.budget, self.goal)
+
+    @property
+    def log_steps(self) -> Floats:
+        """Log of the expected steps to the target; inf where it is never reached."""
+        # The mean of a log-normal: the risk of needing many more samples counts.
+        return np.asarray(self.log_samples + self.log_samples_std**2 / 2 - np.log(self.candidates.batch_size))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Outlook:
+    """What each candidate is expected to take, in logs; ``drawn_w`` is the power that the budget bounds."""
+
+    log_time_s: Floats
+    log_power_w: Floats
+    log_drawn_w: Floats
+    step_std: Floats  # of log step time: what measuring would tell
+    power_std: Floats
+    drawn_std: Floats
+    samples_std: Floats  # of log samples: what measuring would not tell
+
+    @classmethod
+    def of(cls, problem: Problem, prediction: Prediction, measurements: Sequence[Measurement] = ()) -> Outlook:
+        """Predictions seen as time to target and as drawn watts; for peak watts, measurements tell their margin."""
+        margin, margin_std = 0.0, 0.0
+        if problem.budget.power_w is not None and problem.budget.watts is Watts.PEAK:
+            margin, margin_std = _peak_margin(problem.budget, measurements)
+        return cls(
+            log_time_s=prediction.log_step_s + problem.log_steps,
+            log_power_w=prediction.log_power_w,
+            log_drawn_w=prediction.log_power_w + margin,
+            step_std=prediction.log_step_s_std,
+            power_std=prediction.log_power_w_std,
+            drawn_std=np.hypot(prediction.log_power_w_std, margin_std),
+            samples_std=problem.log_samples_std,
+        )
+
+    @property
+    def log_energy_j(self) -> Floats:
+        """Energy to the target."""
+        return np.asarray(self.log_time_s + self.log_power_w)
+
+    @property
+    def time_std(self) -> Floats:
+        """Of log time to target."""
+        return np.asarray(np.hypot(self.step_std, self.samples_std))
+
+    @property
+    def energy_std(self) -> Floats:
+        """Of log energy to target."""
+        return np.asarray(np.hypot(self.time_std, self.power_std))
+
+    def log_score(self, goal: Goal) -> tuple[Floats, Floats]:
+        """What the goal makes small, and the part of its standard deviation that measuring would remove."""
+        if goal is Goal.SOONEST:
+            return self.log_time_s, self.step_std
+        return self.log_energy_j, np.hypot(self.step_std, self.power_std)
+
+    def chance_to_fit(self, budget: Budget) -> Floats:
+        """How likely each candidate keeps every bound of the budget; zero where the target is never reached."""
+        chance = np.where(np.isfinite(self.log_time_s), 1.0, 0.0)
+        for bound, value, std in self._bounds(budget):
+            chance = chance * normal_cdf((math.log(bound) - value) / std)
+        return np.asarray(chance)
+
+    def keeps(self, budget: Budget) -> NDArray[np.bool_]:
+        """Which candidates keep every bound of the budget if all goes as expected."""
+        kept = np.isfinite(self.log_time_s)
+        for bound, value, _ in self._bounds(budget):
+            kept = kept & (np.exp(value) <= bound * (1 + 1e-12))  # the log of a bound may round either way
+        return np.asarray(kept)
+
+    def _bounds(self, budget: Budget) -> list[tuple[float, Floats, Floats]]:
+        bounds = (
+            (budget.power_w, self.log_drawn_w, self.drawn_std),
+            (budget.deadline_s, self.log_time_s, self.time_std),
+            (budget.energy_j, self.log_energy_j, self.energy_std),
+        )
+        return [(bound, value, std) for bound, value, std in bounds if bound is not None]
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What a measured setting takes to the target, by its measured step time and power."""
+
+    measurement: Measurement
+    time_s: float
+    energy_j: float
+    fits: bool
+
+    def score(self, goal: Goal) -> float:
+        """What the goal makes small."""
+        return self.time_s if goal is Goal.SOONEST else self.energy_j
+
+
+def outcome(problem: Problem, row: int, measurement: Measurement) -> Outcome:
+    """A measured candidate, judged by the problem's samples to target and its budget."""
+    budget = problem.budget
+    time_s = measurement.step_s * math.exp(problem.log_steps[row])
+    energy_j = time_s * measurement.power_w
+    fits = (
+        budget.allows(measurement)
+        and math.isfinite(time_s)
+        and (budget.deadline_s is None or time_s <= budget.deadline_s)
+        and (budget.energy_j is None or energy_j <= budget.energy_j)
+    )
+    return Outcome(measurement, time_s, energy_j, fits)
+
+
+def rows_of(candidates: SettingArray, setting: Setting) -> NDArray[np.intp]:
+    """Where a setting stands among the candidates; nowhere if it sets other knobs."""
+    if tuple(setting.mode.knobs()) != candidates.knobs:
+        return np.empty(0, dtype=np.intp)
+    rows = np.flatnonzero(candidates.batch_size == setting.batch_size)
+    for at, value in enumerate(setting.mode.knobs().values()):
+        rows = rows[candidates.values[rows, at] == value]
+    return rows
+
+
+def normal_cdf(values: Floats) -> Floats:
+    """The chance that a standard normal variable is below each value."""
+    from scipy.special import ndtr
+
+    return np.asarray(ndtr(values), dtype=float)
+
+
+def _peak_margin(budget: Budget, measurements: Sequence[Measurement]) -> tuple[float, float]:
+    """How far the log of peak power lies above that of mean power, and its spread."""
+    usable = [m for m in measurements if m.usable]
+    if not usable:
+        raise InputError(
+            "A budget in peak watts needs measurements that tell how far the peak lies above the mean.",
+            hint="Measure some settings, or give the budget as mean watts.",
+        )
+    margins = np.log([budget.drawn_w(m) / m.power_w for m in usable])
+    return float(margins.mean()), float(margins.std())

@@ -1,0 +1,205 @@
+"""Measure as you go: measure a few telling settings, then always the most promising one, and end with a measured one.
+
+Every measurement has a cost, so the next one must be worth it: the search ends when the gain it may expect is small.
+The setting it returns was measured and kept the budget when it was; no prediction is trusted for that.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from underwatt.errors import BudgetError, InputError
+from underwatt.plan.acquire import HOPELESS, expected_gain, safest_fast
+from underwatt.plan.forecast import Forecast
+from underwatt.plan.problem import Outcome, Outlook, outcome, rows_of
+from underwatt.predict import first_settings, fits_memory
+from underwatt.predict.observations import FEWEST
+from underwatt.records import Measurement, Setting
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from underwatt.plan.problem import Problem
+    from underwatt.records import Profile
+
+Measure = Callable[[Setting], Measurement]
+Watch = Callable[[Measurement, str], None]
+
+FIRST = 3
+MOST = 18
+LEAST_GAIN = 0.005
+# Where there are very many candidates, all of them are predicted only at every so many steps.
+REFRESH_STEPS = 5
+
+
+@dataclass(frozen=True, slots=True)
+class SearchResult:
+    """The best measured setting that keeps the budget, everything that was measured on the way, and why it ended."""
+
+    best: Outcome
+    measurements: tuple[Measurement, ...]
+    expected_gain: float  # of one more measurement, as a share of the time (or energy) to target
+    stopped: str
+
+
+def search_setting(
+    problem: Problem,
+    measure: Measure,
+    *,
+    references: Sequence[Profile] = (),
+    known: Sequence[Measurement] = (),
+    first: int = FIRST,
+    most: int = MOST,
+    least_gain: float = LEAST_GAIN,
+    seed: int = 0,
+    watch: Watch | None = None,
+) -> SearchResult:
+    """Measure until a better setting is not to be expected; ``known`` measurements are used and not made again.
+
+    At most ``most`` new measurements are made (twice as many while none of them fits). ``watch`` is told of each new
+    one and why it was made. Raises ``BudgetError``, naming the smallest measured power, where nothing fits.
+    """
+    if first < 1 or most < 1:
+        raise InputError(f"A search needs at least one measurement, not first = {first}, most = {most}.")
+    log = _Log(problem, known)
+
+    def look(row: int, why: str) -> None:
+        made = measure(problem.candidates[row])
+        log.add(row, made)
+        if watch is not None:
+            watch(made, why)
+
+    while log.open.any() and log.distinct < max(first, FEWEST):
+        for row in _starts(problem, log, references, max(first, FEWEST) - log.distinct, seed):
+            if log.open[row]:  # a start before it may have run out of memory
+                look(row, "to learn how time and power behave")
+    forecast = Forecast(problem, references, seed)
+    gain, stopped = 0.0, "every setting was measured"
+    while log.open.any() and log.distinct >= FEWEST:
+        if len(log.made) % REFRESH_STEPS == 0:
+            forecast.forget()
+        rows, prediction = forecast.of_promising(log.all)
+        part = problem.take(rows)
+        limit = most if log.best() else 2 * most
+        step = _next(part, Outlook.of(part, prediction, log.all), log.open[rows], log.best(), least_gain)
+        gain, stopped = step.gain, step.why
+        if step.at is None:
+            break
+        if len(log.made) >= limit:
+            stopped = f"{limit} settings were measured"
+            break
+        look(int(rows[step.at]), step.why)
+    best = log.best()
+    if best is None:
+        raise _nothing_fits(problem, log)
+    return SearchResult(best, tuple(log.made), gain, stopped)
+
+
+@dataclass(frozen=True, slots=True)
+class _Next:
+    """Which candidate to measure next (``None``: none), what that is expected to gain, and why."""
+
+    at: int | None
+    gain: float
+    why: str
+
+
+def _next(
+    problem: Problem, outlook: Outlook, open_rows: NDArray[np.bool_], best: Outcome | None, least_gain: float
+) -> _Next:
+    if best is None:
+        chance = float(np.where(open_rows, outlook.chance_to_fit(problem.budget), 0.0).max())
+        lowest_tried = not open_rows[int(np.argmin(outlook.log_drawn_w))]
+        if chance < HOPELESS and lowest_tried:
+            return _Next(None, 0.0, "no setting is likely to fit")
+        return _Next(safest_fast(problem, outlook, open_rows), 0.0, "to find a setting that fits")
+    if not open_rows.any():
+        return _Next(None, 0.0, "every promising setting was measured")
+    gains = np.where(open_rows, expected_gain(problem, outlook, math.log(best.score(problem.goal))), -1.0)
+    at = int(np.argmax(gains))
+    gain = max(0.0, -math.expm1(-float(gains[at])))
+    if gain < least_gain:
+        return _Next(None, gain, f"another measurement is expected to gain {100 * gain:.1f}%")
+    return _Next(at, gain, f"expected to gain {100 * gain:.1f}%")
+
+
+class _Log:
+    """What was measured so far, and which candidates are still worth measuring."""
+
+    def __init__(self, problem: Problem, known: Sequence[Measurement]) -> None:
+        self._problem = problem
+        self.all: list[Measurement] = []
+        self.made: list[Measurement] = []
+        self.outcomes: list[Outcome] = []
+        self._untried = np.isfinite(problem.log_steps)
+        for measurement in known:
+            self.all.append(measurement)
+            if tuple(measurement.setting.mode.knobs()) != problem.candidates.knobs:
+                raise InputError(
+                    f"The known measurement of {measurement.setting} sets other knobs than the candidates.",
+                    hint=f"The candidates set {', '.join(problem.candidates.knobs) or 'no knob'}.",
+                )
+            for row in rows_of(problem.candidates, measurement.setting):
+                self._note(int(row), measurement)
+        self.open = self._still_open()
+
+    def add(self, row: int, measurement: Measurement) -> None:
+        """Note a new measurement of a candidate."""
+        self.all.append(measurement)
+        self.made.append(measurement)
+        self._note(row, measurement)
+        self.open = self._still_open()
+
+    def best(self) -> Outcome | None:
+        """The best measured candidate that fits, every time it was measured."""
+        goal = self._problem.goal
+        broke = {known.measurement.setting for known in self.outcomes if not known.fits}
+        fitting = [known for known in self.outcomes if known.measurement.setting not in broke]
+        return min(fitting, key=lambda known: known.score(goal), default=None)
+
+    @property
+    def distinct(self) -> int:
+        """How many different settings were measured with success."""
+        return len({m.setting for m in self.all if m.usable})
+
+    def _note(self, row: int, measurement: Measurement) -> None:
+        self._untried[row] = False
+        if measurement.usable:
+            self.outcomes.append(outcome(self._problem, row, measurement))
+
+    def _still_open(self) -> NDArray[np.bool_]:
+        return np.asarray(self._untried & fits_memory(self._problem.candidates, self.all))
+
+
+def _starts(problem: Problem, log: _Log, references: Sequence[Profile], count: int, seed: int) -> list[int]:
+    """Telling candidates that were not tried yet."""
+    rows = np.flatnonzero(log.open)
+    chosen = first_settings(
+        problem.candidates.take(rows), min(count, len(rows)), references=references, measurements=log.all, seed=seed
+    )
+    return [int(rows[at]) for at in chosen]
+
+
+def _nothing_fits(problem: Problem, log: _Log) -> BudgetError:
+    budget = problem.budget
+    if not log.outcomes:
+        return BudgetError("No setting could be measured.", hint="Offer smaller batch sizes, or look at the failures.")
+    drawn_w = {id(known): budget.drawn_w(known.measurement) for known in log.outcomes}
+    smallest_w = min(drawn_w.values())
+    if budget.power_w is not None and smallest_w > budget.power_w:
+        return BudgetError(
+            f"No measured setting keeps the budget of {budget}: the smallest power measured is {smallest_w:.4g} W.",
+            hint=f"Raise it to {math.ceil(10 * smallest_w) / 10:g} W, or offer lower clocks or smaller batches.",
+        )
+    kept = [known for known in log.outcomes if budget.power_w is None or drawn_w[id(known)] <= budget.power_w]
+    time_s, energy_j = min(known.time_s for known in kept), min(known.energy_j for known in kept)
+    return BudgetError(
+        f"No measured setting keeps the budget of {budget}: within its watts, the soonest takes {time_s:.4g} s "
+        f"and the thriftiest {energy_j:.4g} J.",
+        hint="Raise the deadline or the energy of the budget.",
+    )

@@ -1,0 +1,210 @@
+"""A plan from predictions: the best setting that keeps the budget at an accepted risk, and what surrounds it."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from underwatt.errors import BudgetError, InputError
+from underwatt.plan.known import outlook_as_known
+from underwatt.plan.pareto import front
+from underwatt.plan.problem import Goal
+from underwatt.predict.design import fits_memory
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+    from underwatt.plan.budget import Budget
+    from underwatt.plan.problem import Outlook, Problem
+    from underwatt.records import Measurement, Prediction, Setting
+
+RISK = 0.05
+INTERVAL = 0.9
+
+
+@dataclass(frozen=True, slots=True)
+class Interval:
+    """An expected value, and the bounds that hold the truth nine times in ten."""
+
+    expected: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True, slots=True)
+class Expectation:
+    """What one setting is expected to take to the target; ``chance_over`` is its chance to break the budget."""
+
+    setting: Setting
+    time_s: Interval
+    power_w: Interval  # mean power
+    energy_j: Interval
+    chance_over: float
+    measured: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """The chosen setting, what it is expected to take, its neighbours on the front, and why it was chosen."""
+
+    chosen: Expectation
+    budget: Budget
+    goal: Goal
+    risk: float  # the accepted chance to break the budget
+    faster: Expectation | None  # the next faster setting on the front: it draws more
+    thriftier: Expectation | None  # the next one on the front that draws less: it is slower
+    front: tuple[Expectation, ...]  # from the fastest to the one that draws least
+    reason: str
+
+    @property
+    def setting(self) -> Setting:
+        """Power mode and batch size to train with."""
+        return self.chosen.setting
+
+
+def choose_setting(
+    problem: Problem, prediction: Prediction, *, measurements: Sequence[Measurement] = (), risk: float = RISK
+) -> Plan:
+    """Choose among the candidates by predictions, one for each; measured settings count as measured.
+
+    A setting is taken only where its chance to break the budget is at most ``risk``. Batch sizes that ran out of memory
+    are left out. Raises ``BudgetError``, naming the smallest feasible budget, where no setting is left.
+    """
+    if not 0 < risk < 1:
+        raise InputError(f"The accepted risk must lie between 0 and 1, not {risk:g}.", hint="Try 0.05.")
+    table = _Table(problem, prediction, measurements)
+    allowed = table.runs & (table.chance >= 1 - risk)
+    if not np.any(allowed):
+        raise _infeasible(problem, table.outlook, table.runs, risk)
+    return table.plan(allowed, f"at a risk of at most {100 * risk:g}%", risk)
+
+
+def choose_measured(problem: Problem, prediction: Prediction, measurements: Sequence[Measurement]) -> Plan:
+    """The plan of the best setting that was measured and kept the budget: what a search ends with.
+
+    Predictions, one for each candidate, only serve to show the front around it.
+    """
+    table = _Table(problem, prediction, measurements)
+    allowed = table.runs & table.measured & table.outlook.keeps(problem.budget)
+    if not np.any(allowed):
+        raise BudgetError(
+            f"No measured setting keeps the budget of {problem.budget}.",
+            hint="Measure more settings, or raise the budget.",
+        )
+    return table.plan(allowed, "when measured", 0.5)
+
+
+class _Table:
+    """The candidates as they are known, and plans that choose among some of them."""
+
+    def __init__(self, problem: Problem, prediction: Prediction, measurements: Sequence[Measurement]) -> None:
+        if len(prediction) != len(problem):
+            raise InputError(f"{len(prediction)} predictions cannot describe {len(problem)} candidates.")
+        self._problem = problem
+        self.outlook, self.measured = outlook_as_known(problem, prediction, measurements)
+        self.runs = fits_memory(problem.candidates, measurements) & np.isfinite(self.outlook.log_time_s)
+        if not np.any(self.runs):
+            raise InputError("Every batch size to choose from runs out of memory.", hint="Offer smaller batch sizes.")
+        self.chance = self.outlook.chance_to_fit(problem.budget)
+
+    def plan(self, allowed: NDArray[np.bool_], how: str, risk: float) -> Plan:
+        """The best of the allowed candidates, with its surroundings."""
+        problem, outlook = self._problem, self.outlook
+        score, _ = outlook.log_score(problem.goal)
+        row = int(np.argmin(np.where(allowed, score, np.inf)))
+        describe = _Describer(problem, outlook, self.chance, self.measured)
+        rows = front(np.where(self.runs, outlook.log_time_s, np.inf), outlook.log_power_w)
+        return Plan(
+            chosen=describe(row),
+            budget=problem.budget,
+            goal=problem.goal,
+            risk=risk,
+            faster=_describe_first(describe, rows[::-1], outlook.log_time_s < outlook.log_time_s[row]),
+            thriftier=_describe_first(describe, rows, outlook.log_power_w < outlook.log_power_w[row]),
+            front=tuple(describe(int(at)) for at in rows),
+            reason=_reason(problem, describe(row), int(allowed.sum()), how),
+        )
+
+
+class _Describer:
+    """Rows as records."""
+
+    def __init__(
+        self, problem: Problem, outlook: Outlook, chance: NDArray[np.float64], measured: NDArray[np.bool_]
+    ) -> None:
+        self._problem, self._outlook, self._chance, self._measured = problem, outlook, chance, measured
+        self._log_energy_j, self._time_std, self._energy_std = (
+            outlook.log_energy_j,
+            outlook.time_std,
+            outlook.energy_std,
+        )
+
+    def __call__(self, row: int) -> Expectation:
+        return Expectation(
+            setting=self._problem.candidates[row],
+            time_s=_interval(self._outlook.log_time_s[row], self._time_std[row]),
+            power_w=_interval(self._outlook.log_power_w[row], self._outlook.power_std[row]),
+            energy_j=_interval(self._log_energy_j[row], self._energy_std[row]),
+            chance_over=float(1 - self._chance[row]),
+            measured=bool(self._measured[row]),
+        )
+
+
+def _interval(log_value: float, std: float) -> Interval:
+    reach = quantile(0.5 + INTERVAL / 2) * std
+    return Interval(math.exp(log_value), math.exp(log_value - reach), math.exp(log_value + reach))
+
+
+def _describe_first(describe: _Describer, rows: NDArray[np.intp], where: NDArray[np.bool_]) -> Expectation | None:
+    matching = rows[where[rows]]
+    return describe(int(matching[0])) if len(matching) else None
+
+
+def _infeasible(problem: Problem, outlook: Outlook, runs: NDArray[np.bool_], risk: float) -> BudgetError:
+    """Which bound cannot be kept, and the smallest that could."""
+    budget, z = problem.budget, quantile(1 - risk)
+    keeps = runs
+    for name, bound, value, unit in (
+        ("power", budget.power_w, outlook.log_drawn_w + z * outlook.drawn_std, "W"),
+        ("deadline", budget.deadline_s, outlook.log_time_s + z * outlook.time_std, "s"),
+        ("energy", budget.energy_j, outlook.log_energy_j + z * outlook.energy_std, "J"),
+    ):
+        if bound is None:
+            continue
+        smallest = float(np.exp(value[keeps].min()))
+        if smallest > bound:
+            return BudgetError(
+                f"No setting keeps the budget of {budget} with {100 * (1 - risk):g}% certainty: "
+                f"the smallest feasible {name} is {_round_up(smallest)} {unit}.",
+                hint=f"Raise the {name} of the budget to {_round_up(smallest)} {unit}, or accept a higher risk.",
+            )
+        keeps = keeps & (value <= math.log(bound))
+    return BudgetError(
+        f"No setting keeps all of {budget} together with {100 * (1 - risk):g}% certainty.",
+        hint="Each bound can be kept by itself: raise one of them, or accept a higher risk.",
+    )
+
+
+def _round_up(value: float) -> str:
+    """Three figures, never below the value: a budget set to it is feasible."""
+    step = 10.0 ** (math.floor(math.log10(value)) - 2)
+    return f"{math.ceil(value / step) * step:.6g}"
+
+
+def _reason(problem: Problem, chosen: Expectation, allowed: int, how: str) -> str:
+    aim = "reaches the target soonest" if problem.goal is Goal.SOONEST else "reaches the target with the least energy"
+    known = "it was measured" if chosen.measured else f"its own risk is {100 * chosen.chance_over:.1f}%"
+    among = f"of the {allowed} (of {len(problem)}) settings that keep {problem.budget} {how}"
+    return f"{chosen.setting} {aim} {among}; {known}."
+
+
+def quantile(probability: float) -> float:
+    """The value that a standard normal variable stays below with this probability."""
+    from scipy.special import ndtri
+
+    return float(ndtri(probability))

@@ -1,0 +1,142 @@
+from __future__ import annotations
+
+import importlib.util
+import json
+import math
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from underwatt.records import ConvergenceRun
+
+if TYPE_CHECKING:
+    from types import ModuleType
+
+SCRIPT = Path(__file__).resolve().parents[2] / "benchmarks" / "joint.py"
+KEYS = {"method", "dataset", "cap_w", "measured", "time_over_oracle", "over_w"}
+METHODS = ["underwatt", "largest-batch", "default-batch", "fastest-epoch", "table"]
+SIZES = (8, 16, 32, 64, 128, 256)
+LIMITS_W = (100, 125, 150, 175, 200, 225, 250)
+
+
+@pytest.fixture(scope="module")
+def benchmark() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("joint_benchmark", SCRIPT)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def _power(path: Path, *datasets: str) -> Path:
+    lines = ["dataset,network,batch_size,optimizer,power_limit,time_per_epoch,average_power"]
+    for dataset in datasets:
+        for size in SIZES:
+            for limit_w in LIMITS_W:
+                drawn_w = min(limit_w, 90 + 28 * math.log2(size / 4))
+                epoch_s = (20 + 400 / size) * (250 / drawn_w) ** 0.4
+                lines.append(f"{dataset},net,{size},adam,{limit_w},{epoch_s},{drawn_w}")
+    path.write_text("\n".join(lines) + "\n")
+    return path
+
+
+def _train(path: Path, dataset: str, *, rising: bool = True) -> Path:
+    lines = ["dataset,network,batch_size,optimizer,learning_rate,run,target_metric,target_epoch"]
+    for step, scale in enumerate((2, 4, 8, 16)):
+        target = 0.5 + 0.1 * step if rising else 60 - 5 * step
+        for size in SIZES:
+            epochs = round(scale * (1 + size / 100 + (4 / size) ** 2))
+            lines += [f"{dataset},net,{size},adam,0.1,{run},{target},{epochs}" for run in range(2)]
+    never = 0.9 if rising else 40
+    lines += [f"{dataset},net,{size},adam,0.1,{run},{never},nan" for size in SIZES for run in range(2)]
+    path.write_text("\n".join(lines) + "\n")
+    return path
+
+
+def test_writes_a_row_for_each_method_and_cap(
+    benchmark: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "new" / "out.json"
+    train, power = _train(tmp_path / "t.csv", "birds"), _power(tmp_path / "p.csv", "birds", "fish")
+    assert benchmark.main(["--train", str(train), "--power", str(power), "--json", str(out)]) == 0
+    rows = json.loads(out.read_text())
+    assert all(set(row) == KEYS for row in rows)
+    assert [row["method"] for row in rows[:5]] == METHODS
+    assert {row["dataset"] for row in rows} == {"birds"}
+    caps = sorted({row["cap_w"] for row in rows})
+    assert caps == pytest.approx([100.0, 125.0, 150.0, 175.0, 200.0])
+    assert len(rows) == len(METHODS) * len(caps)
+    assert all(row["time_over_oracle"] >= 1 - 1e-9 for row in rows)
+    assert all(row["over_w"] == 0 for row in rows)
+    ours = [row for row in rows if row["method"] == "underwatt"]
+    largest = [row for row in rows if row["method"] == "largest-batch"]
+    assert max(row["time_over_oracle"] for row in ours) < max(row["time_over_oracle"] for row in largest)
+    assert all(row["measured"] < len(SIZES) * len(LIMITS_W) / 2 for row in ours)
+    printed = capsys.readouterr()
+    assert "fish" in printed.err
+    assert "judged on 0.8" in printed.out
+
+
+@pytest.mark.parametrize("rising", [True, False])
+def test_harder_is_what_takes_more_epochs_whether_the_metric_rises_or_falls(
+    benchmark: ModuleType, tmp_path: Path, rising: bool
+) -> None:
+    train = _train(tmp_path / "t.csv", "birds", rising=rising)
+    case = benchmark.read_cases(train, _power(tmp_path / "p.csv", "birds"))[0]
+    assert (case.proxy, case.hard) == ((0.7, 0.8) if rising else (50, 45))
+
+
+def test_a_target_that_runs_often_miss_is_not_the_judge(benchmark: ModuleType) -> None:
+    def runs(target: float, epochs: list[float]) -> list[ConvergenceRun]:
+        return [ConvergenceRun(8, target, value, seed) for seed, value in enumerate(epochs)]
+
+    made = [*runs(0.5, [2, 2, 2]), *runs(0.6, [5, 5, 6]), *runs(0.7, [9, math.nan, math.nan])]
+    assert benchmark.proxy_and_hard(made) == (0.5, 0.6)
+    assert benchmark.proxy_and_hard(runs(0.5, [2, 2])) is None
+    assert benchmark.proxy_and_hard([]) is None
+
+
+def test_methods_never_see_the_hard_target(benchmark: ModuleType, tmp_path: Path) -> None:
+    train, power = _train(tmp_path / "t.csv", "birds"), _power(tmp_path / "p.csv", "birds")
+    case = benchmark.read_cases(train, power)[0]
+    other = type(case)(
+        case.dataset, case.measurements, case.proxy_runs, {size: 99.0 / size for size in SIZES}, case.proxy, case.hard
+    )
+    for method in METHODS:
+        assert benchmark.METHODS[method](case, 175.0) == benchmark.METHODS[method](other, 175.0)
+
+
+def test_two_networks_of_one_dataset_keep_their_names_apart(benchmark: ModuleType, tmp_path: Path) -> None:
+    train, power = _train(tmp_path / "t.csv", "birds"), _power(tmp_path / "p.csv", "birds")
+    for path in (train, power):
+        text = path.read_text()
+        path.write_text(text + "\n".join(text.splitlines()[1:]).replace(",net,", ",net2,") + "\n")
+    assert [case.dataset for case in benchmark.read_cases(train, power)] == ["birds net adam", "birds net2 adam"]
+
+
+def test_files_that_do_not_match_are_an_error(
+    benchmark: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    train, power = _train(tmp_path / "t.csv", "birds"), _power(tmp_path / "p.csv", "fish")
+    assert benchmark.main(["--train", str(train), "--power", str(power)]) == 2
+    assert benchmark.main(["--train", str(power), "--power", str(train)]) == 2
+    assert "no workload in common" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        benchmark.main(["--train", str(train), "--power", str(power), "--methods", "magic"])
+
+
+@pytest.mark.slow
+def test_real_traces_meet_the_targets(benchmark: ModuleType, data_dir: Path) -> None:
+    zeus = data_dir / "zeus"
+    rows = benchmark.run(
+        benchmark.read_cases(zeus / "summary_train.csv", zeus / "summary_power_v100.csv"), ["underwatt"]
+    )
+    ratios = [row.time_over_oracle for row in rows]
+    assert math.exp(sum(map(math.log, ratios)) / len(ratios)) <= 1.06
+    assert max(ratios) <= 1.3
+    assert all(row.over_w == 0 for row in rows)
+    assert sum(row.measured for row in rows) / len(rows) <= 12

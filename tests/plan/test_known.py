@@ -1,0 +1,47 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import planning_world as world
+import pytest
+
+from underwatt.plan.budget import Budget
+from underwatt.plan.known import READING_STD, outlook_as_known
+from underwatt.records import Measurement, Prediction, Status
+
+
+def _flat(count: int) -> Prediction:
+    return Prediction(np.zeros(count), np.full(count, 0.3), np.zeros(count), np.full(count, 0.3))
+
+
+def test_only_measured_candidates_change() -> None:
+    problem = world.problem(Budget(power_w=7.0))
+    measured = world.truth(world.at(1000.0, 400.0, 16))
+    failed = Measurement(world.at(500.0, 200.0, 8), status=Status.FAILED)
+    elsewhere = world.truth(world.at(777.0, 400.0, 16))
+    outlook, known = outlook_as_known(problem, _flat(len(problem)), [measured, failed, elsewhere])
+    (row,) = np.flatnonzero(known)
+    assert problem.candidates[int(row)] == measured.setting
+    assert np.exp(outlook.log_power_w[row]) == pytest.approx(measured.power_w)
+    assert np.exp(outlook.log_time_s[row] - problem.log_steps[row]) == pytest.approx(measured.step_s)
+    assert outlook.step_std[row] == READING_STD
+    assert np.all(outlook.log_power_w[~known] == 0)
+    assert np.all(outlook.power_std[~known] == 0.3)
+
+
+def test_a_recorded_interval_and_repeats_say_how_sure_it_is() -> None:
+    problem = world.problem(Budget(power_w=7.0))
+    one = replace(
+        world.truth(world.at(1000.0, 400.0, 16)), power_w_ci95=0.196 * world.truth(world.at(1000.0, 400.0, 16)).power_w
+    )
+    for count in (1, 4):
+        outlook, known = outlook_as_known(problem, _flat(len(problem)), [one] * count)
+        assert outlook.power_std[known][0] == pytest.approx(0.1 / count**0.5)
+
+
+def test_predictions_are_left_as_they_were() -> None:
+    problem = world.problem(Budget(power_w=7.0))
+    prediction = _flat(len(problem))
+    outlook_as_known(problem, prediction, world.everything()[:5])
+    assert np.all(prediction.log_power_w == 0)
