@@ -101,3 +101,12 @@ def test_a_peak_that_was_not_recorded_is_an_error_and_not_a_zero() -> None:
 def test_says_itself() -> None:
     assert str(parse_budget("10W peak", "2h")) == "10 W peak, 2 h"
     assert str(parse_budget("10W mean over 60s", "50Wh")) == "10 W mean over 60 s, 50 Wh"
+
+
+def test_a_measurement_keeps_the_budget_with_its_interval() -> None:
+    setting = Setting(PowerMode(gpu_mhz=100.0), 8)
+    budget = parse_budget("10W")
+    assert budget.allows(Measurement(setting, 0.1, 9.9))
+    assert budget.allows(Measurement(setting, 0.1, 9.9, power_w_ci95=0.1))
+    assert not budget.allows(Measurement(setting, 0.1, 9.9, power_w_ci95=0.2))
+    assert not budget.allows(Measurement(setting, status=Status.OUT_OF_MEMORY))

@@ -69,8 +69,14 @@ class Budget:
         return drawn
 
     def allows(self, measurement: Measurement) -> bool:
-        """Whether the measured watts keep the budget; energy and deadline depend on the samples to the target."""
-        return measurement.usable and (self.power_w is None or self.drawn_w(measurement) <= self.power_w)
+        """Whether the measured watts keep the budget, their 95% interval included where one was recorded.
+
+        Energy and deadline depend on the samples to the target and are not looked at here.
+        """
+        if self.power_w is None or not measurement.usable:
+            return measurement.usable
+        margin_w = measurement.power_w_ci95 if math.isfinite(measurement.power_w_ci95) else 0.0
+        return self.drawn_w(measurement) + margin_w <= self.power_w
 
     def __str__(self) -> str:
         parts = []

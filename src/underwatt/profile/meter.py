@@ -83,10 +83,9 @@ class Meter:
         self._period_s = period_s
         self._now_s = device.clock.now_s
         self._samples: deque[PowerSample] = deque(maxlen=KEEP_SAMPLES)
-        self._beats: deque[float] = deque(maxlen=KEEP_BEATS)
-        self._steps: deque[int] = deque(maxlen=KEEP_BEATS)
+        # A bare time is one step, which is what a training loop reports: its cost is one append.
+        self._beats: deque[float | tuple[float, int]] = deque(maxlen=KEEP_BEATS)
         self._keep_beat = self._beats.append
-        self._keep_steps = self._steps.append
         self._error: SensorError | None = None
         self._missed = 0
         self._timer: Timer | None = None
@@ -104,12 +103,10 @@ class Meter:
     def beat(self) -> None:
         """A step is complete, now."""
         self._keep_beat(self._now_s())
-        self._keep_steps(1)
 
     def beat_at(self, at_s: float, steps: int = 1) -> None:
         """Some steps were complete at a moment that somebody else noted."""
-        self._keep_beat(at_s)
-        self._keep_steps(steps)
+        self._keep_beat(at_s if steps == 1 else (at_s, steps))
 
     def _sample(self) -> None:
         try:
@@ -149,7 +146,8 @@ class Meter:
 
         A beat that stands for several steps gives each of them the same share of its time.
         """
-        beats = [(at_s, steps) for at_s, steps in zip(self._beats, self._steps, strict=True) if at_s >= since_s]
+        pairs = [beat if isinstance(beat, tuple) else (beat, 1) for beat in list(self._beats)]
+        beats = [pair for pair in pairs if pair[0] >= since_s]
         if len(beats) < 2:
             return np.empty(0)
         steps = np.array([count for _, count in beats[1:]])
