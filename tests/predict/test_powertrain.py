@@ -19,7 +19,7 @@ torch = pytest.importorskip("torch", reason="PowerTrain needs PyTorch")
 
 class TestPowerTrain(PredictorConformance):
     def make(self) -> Predictor:
-        return PowerTrain(epochs=60)
+        return PowerTrain(epochs=30)
 
 
 def test_fitting_leaves_the_random_numbers_of_others_alone() -> None:

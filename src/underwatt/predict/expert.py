@@ -54,6 +54,8 @@ class Expert:
     theta: NDArray[np.float64]
     belief: Belief
     reference: ReferenceModel | None
+    left_out: NDArray[np.float64]  # 2 × readings: errors when predicted from the others
+    left_out_variance: NDArray[np.float64]
     _points: NDArray[np.float32]
     _answers: tuple[_Answer, _Answer]
 
@@ -94,8 +96,8 @@ class Expert:
             total[np.diag_indices_from(total)] += noise / trust
             inverse = np.linalg.inv(total)
             weights = inverse @ residual
-            left_out = weights / np.diag(inverse)
-            variance = 1 / np.diag(inverse) - noise / trust + noise
+            left_out, unknown = leave_out(inverse, weights)
+            variance = unknown - noise / trust + noise
             trust = trusted(left_out, variance)
         density = -0.5 * (TAIL + 1) * np.log1p(left_out**2 / variance / TAIL) - 0.5 * np.log(variance)
         return cls(
@@ -104,6 +106,8 @@ class Expert:
             theta=theta,
             belief=belief,
             reference=reference,
+            left_out=left_out.reshape(2, rows),
+            left_out_variance=variance.reshape(2, rows),
             _points=points.astype(np.float32),
             _answers=(
                 _Answer.of(spreads[0], cov, slopes, weights, inverse, blocks[0]),
@@ -169,6 +173,23 @@ class _Answer:
 def lent_quirks(reference: ReferenceModel | None, x: Inputs) -> NDArray[np.float64]:
     """What an expert takes over of its reference's quirks, before measuring: in log time and log power."""
     return np.zeros((2, len(x))) if reference is None else QUIRK_SHARE * np.stack(reference.quirks(x))
+
+
+def leave_out(
+    inverse: NDArray[np.float64], weights: NDArray[np.float64]
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Error and variance of each reading predicted from the others: times first, then powers.
+
+    Time and power of a reading are left out together, as either would give the other away.
+    """
+    rows = len(weights) // 2
+    time, power = weights[:rows], weights[rows:]
+    own, shared = np.diag(inverse), np.diag(inverse, rows)
+    own_time, own_power = own[:rows], own[rows:]
+    determinant = own_time * own_power - shared**2
+    errors = np.concatenate([own_power * time - shared * power, own_time * power - shared * time])
+    both = np.concatenate([determinant, determinant])
+    return errors / both, np.concatenate([own_power, own_time]) / both
 
 
 def _linearise(theta: NDArray[np.float64], belief: Belief, quirks: NDArray[np.float64], x: Inputs) -> _Linear:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from underwatt.predict.base import check_same_knobs
+from underwatt.predict.calibrate import width_factor
 from underwatt.predict.constants import Centre
 from underwatt.predict.expert import Expert, lent_quirks
 from underwatt.predict.monotone import never_slower
@@ -40,12 +41,13 @@ LEAST_WEIGHT = 0.01
 
 @dataclass(frozen=True, slots=True, eq=False)
 class FittedFewShot:
-    """Fitted experts and their weights, for time (row 0) and power (row 1)."""
+    """Fitted experts, their weights and the factors of their intervals, for time (row 0) and power (row 1)."""
 
     knobs: tuple[str, ...]
     centre: Centre
     experts: tuple[Expert, ...]
     weights: NDArray[np.float64]
+    widths: NDArray[np.float64]
 
     def predict(self, settings: SettingArray) -> Prediction:
         """Log time and log power of each setting; among these settings, a higher clock is never slower."""
@@ -60,7 +62,7 @@ class FittedFewShot:
                 expert_mean, expert_variance = expert.predict(x, lent[id(expert.reference)])
                 mean[:, part] += weight[:, None] * expert_mean
                 square[:, part] += weight[:, None] * (expert_variance + expert_mean**2)
-        std = np.sqrt(np.maximum(square - mean**2, 1e-8))
+        std = self.widths[:, None] * np.sqrt(np.maximum(square - mean**2, 1e-8))
         return Prediction(never_slower(mean[0], settings), std[0], mean[1], std[1])
 
     def reference_weights(self) -> Mapping[str, tuple[float, float]]:
@@ -111,9 +113,18 @@ class PreparedFewShot:
         kept = weights.max(axis=0) >= LEAST_WEIGHT
         weights = weights[:, kept] / weights[:, kept].sum(axis=1, keepdims=True)
         experts = [expert for expert, keep in zip(experts, kept, strict=True) if keep]
-        return FittedFewShot(self.knobs, self.centre, tuple(experts), weights)
+        return FittedFewShot(self.knobs, self.centre, tuple(experts), weights, _widths(experts, weights))
 
 
 def _shares(scores: NDArray[np.float64]) -> NDArray[np.float64]:
     shares = np.exp(scores - scores.max(axis=1, keepdims=True))
     return np.asarray(shares / shares.sum(axis=1, keepdims=True))
+
+
+def _widths(experts: Sequence[Expert], weights: NDArray[np.float64]) -> NDArray[np.float64]:
+    errors = np.stack([expert.left_out for expert in experts], axis=1)
+    variances = np.stack([expert.left_out_variance for expert in experts], axis=1)
+    shares = weights[:, :, None]
+    error = (shares * errors).sum(axis=1)
+    variance = (shares * (variances + errors**2)).sum(axis=1) - error**2
+    return np.array([width_factor(*quantity) for quantity in zip(error, variance, strict=True)])

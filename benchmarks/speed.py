@@ -1,0 +1,106 @@
+"""How long decisions take, and how much memory: on synthetic measurements of a virtual board (simulated).
+
+    python benchmarks/speed.py --json OUT
+
+predict: fit on 50 measurements and predict AGX Orin's 18,096 modes × 6 batch sizes, with and without a reference.
+fit: fitting alone, by the number of measurements. plan: choose among AGX Xavier's 29,232 modes × 6 batch sizes from 50
+measurements; replan: the same with one measurement more. The quickest of three rounds counts: the machine may be busy.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import resource
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from underwatt.device.registry import open_device
+from underwatt.device.virtual.device import VirtualJetson
+from underwatt.plan import Planner, Problem, parse_budget
+from underwatt.predict import FewShot, SettingArray
+from underwatt.predict.builtin import builtin_reference
+from underwatt.records import Measurement, WorkloadCost
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+BATCH_SIZES = (4, 8, 16, 32, 64, 128)
+MEASURED = 50
+ROUNDS = 3
+COST = WorkloadCost(
+    flops_per_sample=6e8,
+    bytes_per_sample=2e7,
+    bytes_per_step=2e8,
+    kernels_per_step=400,
+    load_bytes_per_sample=5e4,
+    parameters=4e6,
+    state_bytes=6.4e7,
+    activation_bytes_per_sample=4e6,
+)
+
+
+def measured(device: VirtualJetson, settings: SettingArray, count: int, seed: int = 0) -> list[Measurement]:
+    rng = np.random.default_rng(seed)
+    found = []
+    for row in rng.choice(len(settings), count, replace=False):
+        setting = settings[int(row)]
+        step_s = device.board.true_step_s(COST, setting.mode, setting.batch_size) * rng.normal(1, 0.01)
+        power_w = device.board.true_power_w(COST, setting.mode, setting.batch_size) * rng.normal(1, 0.01)
+        found.append(Measurement(setting, step_s, power_w))
+    return found
+
+
+def board(name: str) -> tuple[VirtualJetson, SettingArray]:
+    device = open_device(f"virtual:{name}")
+    assert isinstance(device, VirtualJetson)
+    knobs = tuple(knob.name for knob in device.space.knobs)
+    return device, SettingArray.product(knobs, device.space.matrix(), BATCH_SIZES)
+
+
+def quickest_s(call: Callable[[], object]) -> float:
+    times_s = []
+    for _ in range(ROUNDS):
+        started_s = time.perf_counter()
+        call()
+        times_s.append(time.perf_counter() - started_s)
+    return min(times_s)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", type=Path)
+    arguments = parser.parse_args()
+    rows: dict[str, float] = {}
+    device, settings = board("orin-agx")
+    sample = measured(device, settings, MEASURED)
+    reference = [builtin_reference("xavier-agx")]
+    rows[f"predict_{len(settings)}_s"] = quickest_s(lambda: FewShot().fit(sample).predict(settings))
+    rows[f"predict_{len(settings)}_reference_s"] = quickest_s(
+        lambda: FewShot().fit(sample, reference).predict(settings)
+    )
+    for count in (50, 100, 250, 500):
+        more = measured(device, settings, count)
+        rows[f"fit_{count}_s"] = quickest_s(lambda more=more: FewShot().fit(more))
+    device, settings = board("xavier-agx")
+    sample = measured(device, settings, MEASURED + 1)
+    for name, references in (("", []), ("_reference", [builtin_reference("orin-agx")])):
+        problem = Problem.of(settings, parse_budget("15W"))
+        rows[f"plan_{len(settings)}{name}_s"] = quickest_s(
+            lambda p=problem, r=references: Planner(p, r).plan(sample[:MEASURED])
+        )
+        planner = Planner(problem, references)
+        planner.plan(sample[:MEASURED])
+        rows[f"replan{name}_s"] = quickest_s(lambda planner=planner: planner.replan(sample))
+    rows["peak_gb"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+    for name, value in rows.items():
+        print(f"  {name:32} {value:.3f}")
+    if arguments.json:
+        arguments.json.write_text(json.dumps([{"name": k, "value": v} for k, v in rows.items()], indent=1))
+
+
+if __name__ == "__main__":
+    main()
