@@ -53,7 +53,11 @@ def test_convergence_moves_the_choice_of_batch_size(
     assert planned["per"] == "target"
     assert planned["plan"]["chosen"]["setting"]["batch_size"] in (4, 8)
     assert planned["plan"]["chosen"]["power_w"]["expected"] <= 4
-    assert {other["name"] for other in planned["others"]} >= {"largest batch, clock", "all at its highest"}
+    assert {other["name"] for other in planned["others"]} >= {"largest batch, clock", "highest clocks"}
+    assert run("plan", "--energy", "50Wh", "--deadline", "2h", "--least-energy") == 0
+    assert run("plan", "--energy", "0.001J") == 1
+    assert "smallest feasible energy" in capsys.readouterr().err
+    assert run("plan", "--budget", "4W", "--target", "0.5") == 2
     kept = json.loads((tmp_path / "plan.json").read_text())
     assert kept["plan"] == planned["plan"]
     assert kept["device"]["simulated"] is True
@@ -64,7 +68,8 @@ def test_a_person_sees_the_choice_and_what_others_take(profiled: str, capsys: py
     out = " ".join(capsys.readouterr().out.split())
     for text in ("budget 4 W", "soonest", "vendor's", "largest batch", "thriftier neighbour", "predicted"):
         assert text in out
-    assert run("plan", "--energy", "50Wh", "--deadline", "2h", "--least-energy") == 0
+    assert run("plan", "--energy", "50Wh") == 2
+    assert "underwatt converge" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -73,7 +78,9 @@ def test_a_person_sees_the_choice_and_what_others_take(profiled: str, capsys: py
         (["--budget", "0.5W"], 1, "smallest feasible power"),
         (["--budget", "-4W"], 2, "above zero"),
         (["--budget", "4 bananas"], 2, "unit"),
-        ([], 2, "budget is empty"),
+        ([], 2, "No budget"),
+        (["--deadline", "20W"], 2, "wrong unit"),
+        (["--energy", "2h"], 2, "wrong unit"),
         (["--budget", "4W", "--risk", "2"], 2, "risk"),
         (["--budget", "4W", "--convergence", "nothing"], 2, "no convergence runs"),
         (["--budget", "4W", "--profile", "9"], 1, "no profile 9"),
@@ -95,3 +102,26 @@ def test_nothing_measured_says_what_to_do(
     monkeypatch.chdir(tmp_path)
     assert run("plan", "--budget", "4W") == 1
     assert "underwatt profile" in capsys.readouterr().err
+
+
+def test_another_board_at_the_same_address_is_not_the_profiled_one(
+    profiled: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run("store", "export", "1", "out.csv") == 0
+    text = (tmp_path / "out.csv").read_text().replace("virtual:nano", "virtual:orin-agx")
+    (tmp_path / "moved.csv").write_text(text)
+    assert run("store", "import", "moved.csv", "--store", "moved.db") == 0
+    capsys.readouterr()
+    assert run("plan", "--budget", "4W", "--store", "moved.db", "--json") == 0
+    shown = capsys.readouterr()
+    assert "is not here" in shown.err
+    assert json.loads(shown.out)["plan"]["chosen"]["setting"]["mode"]["gpu_mhz"] <= 921.6
+
+
+def test_trainings_that_never_got_there_do_not_break_planning(
+    profiled: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    converge_to(profiled, {4: "", 8: ""}, tmp_path)  # type: ignore[dict-item]
+    capsys.readouterr()
+    assert run("plan", "--budget", "4W") == 0
+    assert "No training reached the target 0.9" in " ".join(capsys.readouterr().err.split())

@@ -59,7 +59,7 @@ def test_it_answers_what_was_measured(device: ReplayDevice) -> None:
 def test_a_mode_that_was_not_measured_is_refused(device: ReplayDevice) -> None:
     with pytest.raises(ModeError, match="does not hold the mode"):
         device.apply(PowerMode(cpu_cores=4, cpu_mhz=200, gpu_mhz=600, mem_mhz=1000))
-    with pytest.raises(ModeError, match="does not hold batch 5"):
+    with pytest.raises(StepError, match="does not hold batch 5"):
         device.run_step(ANY_COST, 5)
 
 

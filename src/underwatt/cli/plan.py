@@ -12,12 +12,11 @@ from rich.console import Console
 from rich.markup import escape
 
 from underwatt.cli.format import KNOB_HEADINGS, duration, plain_table
-from underwatt.cli.predict import load_references, newest_profile, offered_modes
+from underwatt.cli.predict import load_references, newest_profile, offered_modes, profiled_device
 from underwatt.cli.profile import STORE_HELP, parse_batch_sizes
-from underwatt.converge.curve import fit_convergence
+from underwatt.converge.curve import fit_convergence, targets_of
 from underwatt.device.base import HasStockModes
-from underwatt.device.registry import open_device
-from underwatt.errors import InputError, UnderwattError
+from underwatt.errors import InputError
 from underwatt.plan import Goal, Problem, choose_setting, parse_budget
 from underwatt.plan.baselines import Table, default_batch, fastest_throughput, largest_batch, maximum_mode, stock_mode
 from underwatt.plan.problem import Outlook
@@ -29,7 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from underwatt.converge.curve import ConvergenceCurve
-    from underwatt.plan import Plan
+    from underwatt.plan import Budget, Plan
     from underwatt.records import PowerMode, Profile
 
 app = typer.Typer()
@@ -53,33 +52,33 @@ def plan(
     risk: float = typer.Option(0.05, help="Accepted chance that an unmeasured choice exceeds the budget."),
     profile: int = typer.Option(0, "--profile", "-p", help="Number of the profile; the newest by default."),
     convergence: str = typer.Option("", help="Id of a workload's convergence runs; the profile's own by default."),
+    target: float | None = typer.Option(None, help="Which target of the convergence runs; the newest by default."),
     batch_sizes: str = typer.Option("", "--batch-sizes", "-b", help="Such as 8,16,32; the measured ones by default."),
     reference: list[str] = typer.Option(
         [], "--reference", "-r", help="A profile of another workload or device: its number, or a CSV file. Repeatable."
     ),
-    device: str = typer.Option("", "--device", "-d", help="Whose modes to choose from; the profile's own by default."),
     store: Path | None = typer.Option(None, "--store", help=STORE_HELP, show_default=False),
     out: Path | None = typer.Option(None, "--out", help="Also write the plan to this file, to take it elsewhere."),
     as_json: bool = typer.Option(False, "--json", help="For programs."),
 ) -> None:
     """Choose batch size and power mode together: soonest to the target within the budget."""
-    bounds = parse_budget(*(part for part in (budget, energy, deadline) if part))
+    bounds = _budget(budget, energy, deadline)
     with Store(store or default_store_path(), create=False) as kept:
         measured = kept.profile(profile or newest_profile(kept))
         references = load_references(kept, reference)
-        curve = _curve(kept, measured, convergence)
-    if curve is None:
-        _log.print(
-            "[yellow]No convergence runs of this workload are stored, so every batch size is taken to need the same "
-            "number of samples.[/] `underwatt converge JOB` makes some."
+        curve = _curve(kept, measured, convergence, target)
+    if curve is None and (bounds.energy_j or bounds.deadline_s or least_energy):
+        raise InputError(
+            "Energy and time of a whole training need to be known by how many samples it takes.",
+            hint="`underwatt converge JOB` finds that out, at an easier target where none was reached.",
         )
-    space = offered_modes(measured, device)
+    space = offered_modes(measured)
     sizes = parse_batch_sizes(batch_sizes) or tuple(sorted({m.setting.batch_size for m in measured.usable()}))
     candidates = SettingArray.product(tuple(knob.name for knob in space.knobs), space.matrix(), sizes)
     problem = Problem.of(candidates, bounds, curve, Goal.LEAST_ENERGY if least_energy else Goal.SOONEST)
     prediction = FewShot().fit(measured.usable(), references).predict(candidates)
     chosen = choose_setting(problem, prediction, measurements=measured.measurements, risk=risk)
-    others = _others(problem, Outlook.of(problem, prediction, measured.usable()), _stock(measured, device))
+    others = _others(problem, Outlook.of(problem, prediction, measured.usable()), _stock(measured), risk)
     record = {"per": "target" if curve else "sample", "plan": to_json(chosen), "others": others}
     if out is not None:
         _write(out, record | {"device": to_json(measured.device), "workload": to_json(measured.workload)})
@@ -89,23 +88,49 @@ def plan(
         _print(measured, chosen, others, per_sample=curve is None)
 
 
-def _curve(store: Store, measured: Profile, convergence: str) -> ConvergenceCurve | None:
+def _budget(budget: str, energy: str, deadline: str) -> Budget:
+    wanted = {"--budget": (budget, "power_w"), "--energy": (energy, "energy_j"), "--deadline": (deadline, "deadline_s")}
+    for option, (text, bound) in wanted.items():
+        if text and getattr(parse_budget(text), bound) is None:
+            raise InputError(
+                f"{option} {text} has the wrong unit.", hint="Such as --budget 10W --energy 50Wh --deadline 2h."
+            )
+    if not (budget or energy or deadline):
+        raise InputError("No budget was given.", hint="Such as --budget 10W.")
+    return parse_budget(*(part for part in (budget, energy, deadline) if part))
+
+
+def _curve(store: Store, measured: Profile, convergence: str, target: float | None) -> ConvergenceCurve | None:
     wanted = convergence or measured.workload.id
     runs = next((runs for workload, runs in store.convergence() if workload.id == wanted), ())
     if convergence and not runs:
         raise InputError(f"There are no convergence runs {convergence!r}.", hint="`underwatt store ls` lists them.")
-    return fit_convergence(runs) if runs else None
+    if target is not None and target not in targets_of(runs):
+        raise InputError(f"No run was made for target {target:g}.", hint=f"There are: {targets_of(runs)}.")
+    if not runs:
+        _warn("No convergence runs of this workload are stored")
+        return None
+    aim = runs[-1].target if target is None else target
+    if not any(run.reached and run.target == aim for run in runs):
+        _warn(f"No training reached the target {aim:g}")
+        return None
+    _log.print(f"[dim]Samples to target {aim:g}, from {sum(run.target == aim for run in runs)} trainings.[/]")
+    return fit_convergence(runs, aim)
 
 
-def _stock(measured: Profile, address: str) -> Mapping[str, PowerMode]:
-    try:
-        here = open_device(address or measured.device.address)
-    except UnderwattError:
-        return {}
+def _warn(what: str) -> None:
+    _log.print(
+        f"[yellow]{what}, so every batch size is taken to need the same number of samples.[/] "
+        "`underwatt converge JOB` makes some."
+    )
+
+
+def _stock(measured: Profile) -> Mapping[str, PowerMode]:
+    here = profiled_device(measured)
     return here.stock_modes() if isinstance(here, HasStockModes) else {}
 
 
-def _others(problem: Problem, outlook: Outlook, stock: Mapping[str, PowerMode]) -> list[dict[str, Any]]:
+def _others(problem: Problem, outlook: Outlook, stock: Mapping[str, PowerMode], risk: float) -> list[dict[str, Any]]:
     """What simpler rules would choose, by the same predictions."""
     table = Table.predicted(problem, outlook)
     watts = problem.budget.power_w or float(np.inf)
@@ -113,17 +138,18 @@ def _others(problem: Problem, outlook: Outlook, stock: Mapping[str, PowerMode]) 
         ("largest batch, clock", largest_batch(table, watts)),
         ("middle batch, clock", default_batch(table, watts)),
         ("most samples/s", fastest_throughput(table, watts)),
-        ("all at its highest", maximum_mode(table)),
+        ("highest clocks", maximum_mode(table)),
     ]
     if (best := stock_mode(table, watts, stock)) is not None:
         named.insert(2, (f"vendor's {best[0]}", best[1]))
+    chance = outlook.chance_to_fit(problem.budget)
     return [
         {
             "name": name,
             "setting": to_json(problem.candidates[row]),
             "time_s": float(table.time_s[row]),
             "power_w": float(table.drawn_w[row]),
-            "fits": bool(table.drawn_w[row] <= watts),
+            "fits": "over" if table.drawn_w[row] > watts else "yes" if chance[row] >= 1 - risk else "risky",
         }
         for name, row in named
         if row is not None
@@ -138,16 +164,16 @@ def _write(path: Path, record: dict[str, Any]) -> None:
 
 
 def _print(measured: Profile, chosen: Plan, others: list[dict[str, Any]], *, per_sample: bool) -> None:
-    scale, unit = (1e3, "ms a sample") if per_sample else (1.0, "")
     best = chosen.chosen
+    unit = " ms a sample" if per_sample else ""
 
     def took(seconds: float) -> str:
-        return f"{seconds * scale:.3g} {unit}" if per_sample else duration(seconds)
+        return f"{1e3 * seconds:.3g}" if per_sample else duration(seconds)
 
     _out.print(f"[bold]{escape(f'{measured.workload.name} on {measured.device.name}')}[/], budget {chosen.budget}")
     _out.print(f"[green bold]{best.setting}[/]", soft_wrap=True)
     _out.print(
-        f"  {took(best.time_s.expected)} ({took(best.time_s.low)} to {took(best.time_s.high)}), "
+        f"  {took(best.time_s.expected)} ({took(best.time_s.low)} to {took(best.time_s.high)}){unit}, "
         f"{best.power_w.expected:.2f} W ({best.power_w.low:.2f} to {best.power_w.high:.2f}), "
         + ("" if per_sample else f"{best.energy_j.expected / 3600:.3g} Wh, ")
         + ("measured" if best.measured else "predicted"),
@@ -155,10 +181,11 @@ def _print(measured: Profile, chosen: Plan, others: list[dict[str, Any]], *, per
     )
     _out.print(f"  {escape(chosen.reason)}\n", soft_wrap=True)
     knobs = list(best.setting.mode.knobs())
-    table = plain_table("", "time", "", "watts", "", "batch", *(KNOB_HEADINGS[name] for name in knobs))
-    near = [("faster neighbour", chosen.faster), ("thriftier neighbour", chosen.thriftier)]
-    rows = [
-        (name, to_json(n.setting), n.time_s.expected, n.power_w.expected, True) for name, n in near if n is not None
+    time_heading = "ms/sample" if per_sample else "time"
+    table = plain_table("", time_heading, "", "watts", "", "batch", *(KNOB_HEADINGS[name] for name in knobs))
+    near = (("faster neighbour", chosen.faster), ("thriftier neighbour", chosen.thriftier))
+    rows: list[tuple[str, Any, float, float, str]] = [
+        (name, to_json(n.setting), n.time_s.expected, n.power_w.expected, "yes") for name, n in near if n
     ]
     rows += [(o["name"], o["setting"], o["time_s"], o["power_w"], o["fits"]) for o in others]
     for name, setting, time_s, power_w, fits in rows:
@@ -167,10 +194,11 @@ def _print(measured: Profile, chosen: Plan, others: list[dict[str, Any]], *, per
             took(time_s),
             f"{time_s / best.time_s.expected:.2f}×",
             f"{power_w:.2f}",
-            "" if fits else "[red]over[/]",
+            "" if fits == "yes" else f"[red]{fits}[/]",
             str(setting["batch_size"]),
             *(f"{setting['mode'][knob]:g}" for knob in knobs),
         )
     _out.print(table)
+    _out.print("[dim]The vendor's modes and the highest clocks are taken with the middle batch size.[/]")
     if not best.measured:
         _out.print("[dim]The choice was predicted, not measured: profile it before you rely on the budget.[/]")

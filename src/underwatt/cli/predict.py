@@ -24,6 +24,7 @@ from underwatt.profile.store import Store, default_store_path
 from underwatt.records import Setting, to_json
 
 if TYPE_CHECKING:
+    from underwatt.device.base import Device
     from underwatt.records import Prediction, Profile
 
 MOST_SHOWN = 25
@@ -48,7 +49,6 @@ def predict(
     reference: list[str] = typer.Option(
         [], "--reference", "-r", help="A profile of another workload or device: its number, or a CSV file. Repeatable."
     ),
-    device: str = typer.Option("", "--device", "-d", help="Whose modes to predict; the profile's own by default."),
     validate: bool = typer.Option(False, "--validate", help="Hold measured settings back, predict them, and compare."),
     store: Path | None = typer.Option(None, "--store", help=STORE_HELP, show_default=False),
     as_json: bool = typer.Option(False, "--json", help="For programs."),
@@ -66,7 +66,7 @@ def predict(
             _out.print(f"[dim]Worst: {report.worst}, time off by {report.worst_error:.0f}%.[/]")
         return
     fitted = FewShot().fit(measured.usable(), references)
-    space = offered_modes(measured, device)
+    space = offered_modes(measured)
     sizes = parse_batch_sizes(batch_sizes) or tuple(sorted({m.setting.batch_size for m in measured.usable()}))
     if modes:
         settings = SettingArray.of([Setting(m, b) for m in chosen_modes(modes, space) for b in sizes])
@@ -104,19 +104,25 @@ def _reference(store: Store, text: str) -> list[Profile]:
     return found
 
 
-def offered_modes(measured: Profile, address: str) -> ModeSpace:
-    """The modes of the device, where it can be opened here; else the combinations of the values that were measured."""
+def profiled_device(measured: Profile) -> Device | None:
+    """The device that was profiled, where it is this machine's; another board at the same address is not."""
     try:
-        space = permitted_space(open_device(address or measured.device.address))
+        here = open_device(measured.device.address)
     except UnderwattError:
-        if address:
-            raise
-        columns = [m.setting.mode.knobs() for m in measured.usable()]
-        values = {name: {knobs[name] for knobs in columns} for name in columns[0]}
-        _log.print(f"{escape(measured.device.name)} is not here: predicting combinations of the measured clocks only.")
-        return ModeSpace.of_values(values)
-    wanted = set(measured.usable()[0].setting.mode.knobs())
-    return space.only(wanted)
+        return None
+    return here if here.info.id == measured.device.id else None
+
+
+def offered_modes(measured: Profile) -> ModeSpace:
+    """The modes of the device, where it is here; else the combinations of the values that were measured."""
+    columns = [m.setting.mode.knobs() for m in measured.usable()]
+    if not columns:
+        raise InputError("This profile holds no usable measurement.", hint="`underwatt profile JOB` makes some.")
+    here = profiled_device(measured)
+    if here is not None:
+        return permitted_space(here).only(columns[0])
+    _log.print(f"{escape(measured.device.name)} is not here: combinations of the measured clocks only.")
+    return ModeSpace.of_values({name: {knobs[name] for knobs in columns} for name in columns[0]})
 
 
 def _front(settings: SettingArray, found: Prediction) -> np.ndarray[Any, np.dtype[np.intp]]:

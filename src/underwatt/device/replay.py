@@ -89,6 +89,11 @@ class ReplayDevice:
 
     def run_step(self, cost: WorkloadCost, batch_size: int) -> None:  # noqa: ARG002
         """Let the recorded step time pass; the recorded workload is the one that runs, whatever ``cost`` says."""
+        if Setting(self._mode, batch_size) not in self._by_setting:
+            raise StepError(
+                f"The table does not hold {Setting(self._mode, batch_size)}.",
+                hint="Only recorded settings can be asked.",
+            )
         self._batch_size = batch_size
         measured = self._here()
         if measured.status is Status.OUT_OF_MEMORY:
