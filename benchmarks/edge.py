@@ -112,10 +112,16 @@ def make_world(board: str, model: str, cost: WorkloadCost, runs: list[Convergenc
     physics = device.board.spec.physics
     clocks = Clocks(*(settings.column(name) for name in ("cpu_cores", "cpu_mhz", "gpu_mhz", "mem_mhz")))
     times = step_times(physics.step_constants(cost), clocks, settings.batch_size)
-    samples = {b: statistics.mean(run.samples for run in runs if run.batch_size == b) for b in sizes}
+    samples = mean_samples(runs, sizes)
     needed = np.array([samples[int(b)] for b in settings.batch_size])
     time_s = times.step_s / settings.batch_size * needed
     return World(board, model, cost, settings, time_s, step_power(physics.power, clocks, times).total_w, samples)
+
+
+def mean_samples(runs: list[ConvergenceRun], sizes: list[int]) -> dict[int, float]:
+    """Mean samples to target by batch size; a batch size at which a run never got there needs infinitely many."""
+    found = {b: [run.samples for run in runs if run.batch_size == b] for b in sizes}
+    return {b: statistics.mean(s if math.isfinite(s) else math.inf for s in values) for b, values in found.items()}
 
 
 def virtual(board: str, seed: int) -> VirtualJetson:
@@ -190,10 +196,9 @@ def main() -> None:
 
 
 def one_world(world: World, proxy: list[ConvergenceRun]) -> list[dict[str, Any]]:
-    curve_mean, _ = fit_convergence(proxy).predict([int(b) for b in np.unique(world.settings.batch_size)])
-    by_size = dict(zip(np.unique(world.settings.batch_size).tolist(), np.exp(curve_mean), strict=True))
+    by_size = mean_samples(proxy, [int(b) for b in np.unique(world.settings.batch_size)])
     true_samples = np.array([world.target_samples[int(b)] for b in world.settings.batch_size])
-    proxy_time_s = world.time_s / true_samples * np.array([by_size[b] for b in world.settings.batch_size])
+    proxy_time_s = world.time_s / true_samples * np.array([by_size[int(b)] for b in world.settings.batch_size])
     grid = paper_grid(world, 0)
     largest = world.settings.batch_size.max()
     baseline_rows = [row for row in grid if world.settings.batch_size[row] == largest]

@@ -155,3 +155,22 @@ def test_real_tables_within_the_stated_errors(data_dir: Path) -> None:
     assert 100 * np.abs(np.expm1(time_error)).mean() < 6.0
     assert 100 * np.abs(np.expm1(power_error)).mean() < 2.8
     assert 0.8 < np.mean(np.abs(time_error) < 1.645 * predicted.log_step_s_std) < 0.99
+
+
+def test_repeats_do_not_make_it_surer_than_the_settings_allow() -> None:
+    settings = [Setting(PowerMode(gpu_mhz=float(mhz), mem_mhz=1000.0), 8) for mhz in (200, 400, 600, 800)]
+    once = [Measurement(s, 100 / s.mode.gpu_mhz + 0.1, 5 + s.mode.gpu_mhz / 100) for s in settings]  # type: ignore[operator]
+    ask = SettingArray.of([Setting(PowerMode(gpu_mhz=500.0, mem_mhz=1000.0), 8)])
+    sure = FewShot().fit(once).predict(ask).log_step_s_std
+    assert FewShot().fit(once * 8).predict(ask).log_step_s_std == pytest.approx(sure)
+
+
+@pytest.mark.parametrize("sizes", [(8,), (4, 8)])
+def test_far_from_the_measured_batch_sizes_it_says_that_it_does_not_know(sizes: tuple[int, ...]) -> None:
+    modes = [PowerMode(gpu_mhz=float(mhz), mem_mhz=1000.0) for mhz in (200, 400, 600, 800)]
+    seen = [Measurement(Setting(m, b), b * 10 / m.gpu_mhz, 5 + m.gpu_mhz / 100) for m in modes for b in sizes]  # type: ignore[operator]
+    found = FewShot().fit(seen).predict(SettingArray.of([Setting(modes[1], b) for b in (8, 64, 512)]))
+    assert found.log_step_s_std[1] > 0.4
+    assert found.log_step_s_std[2] > 0.8
+    assert found.log_step_s_std[0] < found.log_step_s_std[1] < found.log_step_s_std[2]
+    assert found.log_power_w_std[0] < found.log_power_w_std[1] < found.log_power_w_std[2]

@@ -2,12 +2,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from underwatt.errors import PredictError
 from underwatt.predict.conformance import made_up_measurements
 from underwatt.predict.observations import observe
-from underwatt.records import PowerMode, Setting
+from underwatt.records import Measurement, PowerMode, Setting
 
 
 def test_repeats_that_agree_are_both_kept() -> None:
@@ -33,3 +34,13 @@ def test_settings_of_different_knobs_do_not_mix() -> None:
 def test_says_whose_measurements_are_wrong() -> None:
     with pytest.raises(PredictError, match="the reference X"):
         observe([], whose="the reference X")
+
+
+def test_merged_has_one_row_a_setting_with_the_mean_of_its_repeats() -> None:
+    settings = [Setting(PowerMode(gpu_mhz=float(mhz)), 8) for mhz in (300, 100, 300, 200)]
+    readings = [
+        Measurement(setting, step_s, 5.0) for setting, step_s in zip(settings, (1.0, 3.0, 1.21, 2.0), strict=True)
+    ]
+    merged = observe(readings).merged()
+    assert merged.settings.values.ravel().tolist() == [300, 100, 200]
+    assert np.exp(merged.log_step_s) == pytest.approx([1.1, 3.0, 2.0])

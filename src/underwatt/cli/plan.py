@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from underwatt.cli.format import KNOB_HEADINGS, duration, plain_table
-from underwatt.cli.predict import load_references, newest_profile, offered_modes, profiled_device
+from underwatt.cli.predict import REFERENCE_HELP, load_references, newest_profile, offered_modes, profiled_device
 from underwatt.cli.profile import STORE_HELP, parse_batch_sizes
 from underwatt.converge.curve import fit_convergence, targets_of
 from underwatt.device.base import HasStockModes
@@ -20,7 +20,7 @@ from underwatt.errors import InputError
 from underwatt.plan import Goal, Problem, choose_setting, parse_budget
 from underwatt.plan.baselines import Table, default_batch, fastest_throughput, largest_batch, maximum_mode, stock_mode
 from underwatt.plan.problem import Outlook
-from underwatt.predict import FewShot, SettingArray
+from underwatt.predict import FewShot, SettingArray, fits_memory
 from underwatt.profile.store import Store, default_store_path
 from underwatt.records import to_json
 
@@ -54,9 +54,7 @@ def plan(
     convergence: str = typer.Option("", help="Id of a workload's convergence runs; the profile's own by default."),
     target: float | None = typer.Option(None, help="Which target of the convergence runs; the newest by default."),
     batch_sizes: str = typer.Option("", "--batch-sizes", "-b", help="Such as 8,16,32; the measured ones by default."),
-    reference: list[str] = typer.Option(
-        [], "--reference", "-r", help="A profile of another workload or device: its number, or a CSV file. Repeatable."
-    ),
+    reference: list[str] = typer.Option([], "--reference", "-r", help=REFERENCE_HELP),
     store: Path | None = typer.Option(None, "--store", help=STORE_HELP, show_default=False),
     out: Path | None = typer.Option(None, "--out", help="Also write the plan to this file, to take it elsewhere."),
     as_json: bool = typer.Option(False, "--json", help="For programs."),
@@ -65,7 +63,7 @@ def plan(
     bounds = _budget(budget, energy, deadline)
     with Store(store or default_store_path(), create=False) as kept:
         measured = kept.profile(profile or newest_profile(kept))
-        references = load_references(kept, reference)
+        references = load_references(kept, reference, measured)
         curve = _curve(kept, measured, convergence, target)
     if curve is None and (bounds.energy_j or bounds.deadline_s or least_energy):
         raise InputError(
@@ -75,6 +73,7 @@ def plan(
     space = offered_modes(measured)
     sizes = parse_batch_sizes(batch_sizes) or tuple(sorted({m.setting.batch_size for m in measured.usable()}))
     candidates = SettingArray.product(tuple(knob.name for knob in space.knobs), space.matrix(), sizes)
+    candidates = candidates.take(np.flatnonzero(fits_memory(candidates, measured.measurements)))
     problem = Problem.of(candidates, bounds, curve, Goal.LEAST_ENERGY if least_energy else Goal.SOONEST)
     prediction = FewShot().fit(measured.usable(), references).predict(candidates)
     chosen = choose_setting(problem, prediction, measurements=measured.measurements, risk=risk)

@@ -18,6 +18,9 @@ from underwatt.device.registry import open_device
 from underwatt.device.space import ModeSpace
 from underwatt.errors import InputError, UnderwattError
 from underwatt.predict import FewShot, SettingArray, cross_validate
+from underwatt.predict.builtin import builtin_reference
+from underwatt.predict.design import fits_memory
+from underwatt.predict.observations import observe
 from underwatt.predict.validate import Z90
 from underwatt.profile.exchange import read_file
 from underwatt.profile.store import Store, default_store_path
@@ -28,6 +31,9 @@ if TYPE_CHECKING:
     from underwatt.records import Prediction, Profile
 
 MOST_SHOWN = 25
+REFERENCE_HELP = (
+    "A profile of another workload or device: its number, a CSV file, or builtin:BOARD (simulated). Repeatable."
+)
 
 app = typer.Typer()
 _out = Console()
@@ -46,9 +52,7 @@ def predict(
         "", "--modes", "-m", help="grid, a number of modes, or a CSV file; the best of all modes by default."
     ),
     batch_sizes: str = typer.Option("", "--batch-sizes", "-b", help="Such as 8,16,32; the measured ones by default."),
-    reference: list[str] = typer.Option(
-        [], "--reference", "-r", help="A profile of another workload or device: its number, or a CSV file. Repeatable."
-    ),
+    reference: list[str] = typer.Option([], "--reference", "-r", help=REFERENCE_HELP),
     validate: bool = typer.Option(False, "--validate", help="Hold measured settings back, predict them, and compare."),
     store: Path | None = typer.Option(None, "--store", help=STORE_HELP, show_default=False),
     as_json: bool = typer.Option(False, "--json", help="For programs."),
@@ -56,7 +60,7 @@ def predict(
     """Predict step time and power of settings from those that were measured."""
     with Store(store or default_store_path(), create=False) as kept:
         measured = kept.profile(profile or newest_profile(kept))
-        references = load_references(kept, reference)
+        references = load_references(kept, reference, measured)
     if validate:
         report = cross_validate(measured.usable(), references)
         if as_json:
@@ -72,6 +76,12 @@ def predict(
         settings = SettingArray.of([Setting(m, b) for m in chosen_modes(modes, space) for b in sizes])
     else:
         settings = SettingArray.product(tuple(knob.name for knob in space.knobs), space.matrix(), sizes)
+    fitting = fits_memory(settings, measured.measurements)
+    if not fitting.all():
+        _log.print("[yellow]Batch sizes that ran out of memory, and larger ones, are left out.[/]")
+        settings = settings.take(np.flatnonzero(fitting))
+    if not len(settings):
+        raise InputError("Every batch size asked for runs out of memory.", hint="Ask for smaller ones.")
     found = fitted.predict(settings)
     rows = np.arange(len(settings)) if modes else _front(settings, found)
     shown = [_row(settings[int(row)], found, int(row)) for row in rows]
@@ -90,14 +100,23 @@ def newest_profile(store: Store) -> int:
     return summaries[-1].id
 
 
-def load_references(store: Store, texts: list[str]) -> list[Profile]:
-    """The profiles that ``--reference`` names."""
-    return [found for text in texts for found in _reference(store, text)]
+def load_references(store: Store, texts: list[str], measured: Profile) -> list[Profile]:
+    """The profiles that ``--reference`` names; a profile is no reference for itself."""
+    found = [reference for text in texts for reference in _reference(store, text)]
+    for reference in found:
+        if (reference.device.id, reference.workload.id) == (measured.device.id, measured.workload.id):
+            raise InputError(
+                "A profile cannot be its own reference: it would predict what it already holds.",
+                hint="Name a profile of another workload or device.",
+            )
+    return found
 
 
 def _reference(store: Store, text: str) -> list[Profile]:
     if text.isdecimal():
         return [store.profile(int(text))]
+    if text.startswith("builtin:"):
+        return [builtin_reference(text.removeprefix("builtin:"))]
     found = read_file(Path(text)).profiles
     if not found:
         raise InputError(f"{text} holds no profile to refer to.")
@@ -115,9 +134,8 @@ def profiled_device(measured: Profile) -> Device | None:
 
 def offered_modes(measured: Profile) -> ModeSpace:
     """The modes of the device, where it is here; else the combinations of the values that were measured."""
+    observe(measured.measurements)  # says what is wrong where nothing can be predicted from them
     columns = [m.setting.mode.knobs() for m in measured.usable()]
-    if not columns:
-        raise InputError("This profile holds no usable measurement.", hint="`underwatt profile JOB` makes some.")
     here = profiled_device(measured)
     if here is not None:
         return permitted_space(here).only(columns[0])

@@ -74,7 +74,7 @@ def search_setting(
         if watch is not None:
             watch(made, why)
 
-    while log.open.any() and log.distinct < max(first, FEWEST):
+    while log.open.any() and log.distinct < max(first, FEWEST) and len(log.made) < most:
         for row in _starts(problem, log, references, max(first, FEWEST) - log.distinct, seed):
             if log.open[row]:  # a start before it may have run out of memory
                 look(row, "to learn how time and power behave")

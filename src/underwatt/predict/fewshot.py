@@ -35,6 +35,10 @@ CLOSENESS = (0.4, 1.2)
 MOST_COUNTED = 10
 # Predicted so many settings at a time: small enough for the caches, large enough for the matrix products.
 CHUNK = 8192
+# How much less is known, in log units of time and of power, for each doubling of the batch size beyond those measured:
+# the linearised physics would be too sure there. Twice as much where one batch size says nothing about the slope.
+BEYOND_SEVERAL = (0.15, 0.05)
+BEYOND_ONE = (0.3, 0.1)
 # An expert that matters less than this is not asked.
 LEAST_WEIGHT = 0.01
 
@@ -48,6 +52,7 @@ class FittedFewShot:
     experts: tuple[Expert, ...]
     weights: NDArray[np.float64]
     widths: NDArray[np.float64]
+    batch_sizes: tuple[float, float]  # the smallest and the largest that were measured
 
     def predict(self, settings: SettingArray) -> Prediction:
         """Log time and log power of each setting; among these settings, a higher clock is never slower."""
@@ -63,7 +68,15 @@ class FittedFewShot:
                 mean[:, part] += weight[:, None] * expert_mean
                 square[:, part] += weight[:, None] * (expert_variance + expert_mean**2)
         std = self.widths[:, None] * np.sqrt(np.maximum(square - mean**2, 1e-8))
+        std = np.hypot(std, self._beyond(settings.batch_size))
         return Prediction(never_slower(mean[0], settings), std[0], mean[1], std[1])
+
+    def _beyond(self, batch_size: NDArray[np.float64]) -> NDArray[np.float64]:
+        """What is not known about batch sizes outside those that were measured, for time (row 0) and power (row 1)."""
+        low, high = self.batch_sizes
+        octaves = np.maximum(0.0, np.maximum(np.log2(batch_size / high), np.log2(low / batch_size)))
+        per_octave = BEYOND_ONE if low == high else BEYOND_SEVERAL
+        return np.outer(per_octave, octaves)
 
     def reference_weights(self) -> Mapping[str, tuple[float, float]]:
         """How much each reference (and none) contributes to the predicted time and power."""
@@ -103,7 +116,7 @@ class PreparedFewShot:
 
     def fit(self, measurements: Sequence[Measurement]) -> FittedFewShot:
         """Learn from at least three measured settings."""
-        seen = observe(measurements)
+        seen = observe(measurements).merged()
         check_same_knobs(seen.settings, self.knobs)
         experts = [Expert.fit(seen, self.centre)]
         for reference in self.references:
@@ -113,7 +126,15 @@ class PreparedFewShot:
         kept = weights.max(axis=0) >= LEAST_WEIGHT
         weights = weights[:, kept] / weights[:, kept].sum(axis=1, keepdims=True)
         experts = [expert for expert, keep in zip(experts, kept, strict=True) if keep]
-        return FittedFewShot(self.knobs, self.centre, tuple(experts), weights, _widths(experts, weights))
+        sizes = seen.settings.batch_size
+        return FittedFewShot(
+            self.knobs,
+            self.centre,
+            tuple(experts),
+            weights,
+            _widths(experts, weights),
+            (float(sizes.min()), float(sizes.max())),
+        )
 
 
 def _shares(scores: NDArray[np.float64]) -> NDArray[np.float64]:

@@ -34,6 +34,14 @@ class Observations:
     def __len__(self) -> int:
         return len(self.log_step_s)
 
+    def merged(self) -> Observations:
+        """One row a setting: the mean of its repeats. A repeat would otherwise give away its twin when left out."""
+        _, first, group = np.unique(self.settings.matrix(), axis=0, return_index=True, return_inverse=True)
+        group, order = group.ravel(), np.argsort(first)  # settings stay in the order they were measured in
+        counts = np.bincount(group)
+        means = [(np.bincount(group, logs) / counts)[order] for logs in (self.log_step_s, self.log_power_w)]
+        return Observations(self.settings.take(first[order]), *means)
+
     def take(self, rows: NDArray[np.intp] | slice) -> Observations:
         """Some of the rows."""
         return Observations(self.settings.take(rows), self.log_step_s[rows], self.log_power_w[rows])
