@@ -4,7 +4,14 @@ import math
 
 import pytest
 
-from underwatt.converge.runs import RunSpec, hopeless_samples, runs_to_make, spread_batch_sizes, time_left_s
+from underwatt.converge.runs import (
+    RunSpec,
+    hopeless_samples,
+    newest_rates,
+    runs_to_make,
+    spread_batch_sizes,
+    time_left_s,
+)
 from underwatt.errors import InputError
 from underwatt.records import ConvergenceRun
 
@@ -59,3 +66,21 @@ def test_time_left_knows_that_small_batches_take_longer() -> None:
     assert time_left_s(waiting, [], [], 1) is None
     assert time_left_s(waiting, [], took, 1) == 100.0
     assert time_left_s(waiting, [20.0], took, 2) == (100.0 + 30.0) / 2
+
+
+def test_runs_at_an_older_learning_rate_are_left_out() -> None:
+    old = ConvergenceRun(8, 0.9, 5000, 0, 1e-3)
+    kept = (
+        ConvergenceRun(16, 0.9, 4000, 0, 1e-3),
+        ConvergenceRun(8, 0.5, 900, 0, 1e-3),
+        ConvergenceRun(8, 0.9, 3000, 0, 2e-3),
+        ConvergenceRun(8, 0.9, 3100, 1, 2e-3),
+    )
+    assert newest_rates([old, *kept]) == kept
+
+
+def test_runs_whose_rate_nobody_recorded_belong_together() -> None:
+    runs = [ConvergenceRun(8, 0.9, 5000, seed) for seed in range(3)]
+    assert all(math.isnan(run.learning_rate) for run in runs)
+    assert len(newest_rates(runs)) == 3
+    assert newest_rates([]) == ()

@@ -6,9 +6,12 @@ import numpy as np
 import planning_world as world
 import pytest
 
+from underwatt.plan import Problem, choose_published, choose_setting, parse_budget, search_setting
 from underwatt.plan.budget import Budget
 from underwatt.plan.known import READING_STD, outlook_as_known
-from underwatt.records import Measurement, Prediction, Status
+from underwatt.plan.select import choose_measured
+from underwatt.predict import SettingArray
+from underwatt.records import Measurement, PowerMode, Prediction, Setting, Status
 
 
 def _flat(count: int) -> Prediction:
@@ -45,3 +48,19 @@ def test_predictions_are_left_as_they_were() -> None:
     prediction = _flat(len(problem))
     outlook_as_known(problem, prediction, world.everything()[:5])
     assert np.all(prediction.log_power_w == 0)
+
+
+def test_every_chooser_means_the_same_by_keeping_a_budget() -> None:
+    settings = [Setting(PowerMode(gpu_mhz=float(mhz)), 8) for mhz in (300, 600, 900)]
+    measured = [
+        Measurement(setting, 1 / setting.mode.gpu_mhz, watts, power_w_ci95=0.2)  # type: ignore[operator]
+        for setting, watts in zip(settings, (6.0, 9.7, 9.94), strict=True)
+    ]
+    problem = Problem.of(SettingArray.of(settings), parse_budget("10W"))
+    logs = [np.log([getattr(m, name) for m in measured]) for name in ("step_s", "power_w")]
+    guess = Prediction(logs[0], np.full(3, 0.1), logs[1], np.full(3, 0.1))
+    kept = settings[1]  # 9.94 ± 0.2 W might be over, 9.7 ± 0.2 W is not
+    assert choose_measured(problem, guess, measured).setting == kept
+    assert choose_setting(problem, guess, measurements=measured).setting == kept
+    assert choose_published(measured, {8: 1000.0}, problem.budget).setting == kept
+    assert search_setting(problem, lambda s: measured[settings.index(s)]).best.measurement.setting == kept

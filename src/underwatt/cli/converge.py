@@ -15,7 +15,7 @@ from rich.markup import escape
 from underwatt.cli.format import duration, plain_table, progress_bar
 from underwatt.cli.profile import STORE_HELP, parse_batch_sizes
 from underwatt.converge.curve import fit_convergence
-from underwatt.converge.runs import DEFAULT_POINTS, DEFAULT_SEEDS, spread_batch_sizes
+from underwatt.converge.runs import DEFAULT_POINTS, DEFAULT_SEEDS, newest_rates, spread_batch_sizes
 from underwatt.converge.study import StudySettings, data_note, study
 from underwatt.converge.train import usual_effort
 from underwatt.profile.store import Store, default_store_path
@@ -85,7 +85,7 @@ def converge(
                 raise
     for spec, error in result.failures:
         _log.print(f"[red]Failed:[/] {spec}: {escape(str(error))}", soft_wrap=True)
-    _report([*done, *result.runs], loaded.target, loaded.batch_sizes, as_json=as_json)
+    _report(list(newest_rates([*done, *result.runs])), loaded.target, loaded.batch_sizes, as_json=as_json)
     if result.failures:
         raise typer.Exit(1)
 

@@ -15,6 +15,7 @@ from underwatt.cli.format import KNOB_HEADINGS, duration, plain_table
 from underwatt.cli.predict import REFERENCE_HELP, load_references, newest_profile, offered_modes, profiled_device
 from underwatt.cli.profile import STORE_HELP, parse_batch_sizes
 from underwatt.converge.curve import fit_convergence, targets_of
+from underwatt.converge.runs import newest_rates
 from underwatt.device.base import HasStockModes
 from underwatt.errors import InputError
 from underwatt.plan import Goal, Problem, choose_setting, parse_budget
@@ -101,7 +102,7 @@ def _budget(budget: str, energy: str, deadline: str) -> Budget:
 
 def _curve(store: Store, measured: Profile, convergence: str, target: float | None) -> ConvergenceCurve | None:
     wanted = convergence or measured.workload.id
-    runs = next((runs for workload, runs in store.convergence() if workload.id == wanted), ())
+    runs = newest_rates(next((runs for workload, runs in store.convergence() if workload.id == wanted), ()))
     if convergence and not runs:
         raise InputError(f"There are no convergence runs {convergence!r}.", hint="`underwatt store ls` lists them.")
     if target is not None and target not in targets_of(runs):

@@ -93,3 +93,17 @@ def time_left_s(
 
     still = sum(max(0.0, overall - seconds) for seconds in running_s)
     return (sum(usual(spec) for spec in waiting) + still) / max(1, workers)
+
+
+def newest_rates(runs: Iterable[ConvergenceRun]) -> tuple[ConvergenceRun, ...]:
+    """The runs at each batch size that share the learning rate of the newest one there; ``runs`` are oldest first.
+
+    A job whose learning rate was changed keeps its older runs in the store; they say nothing about it now.
+    """
+    listed = list(runs)
+    newest = {(run.batch_size, run.target): run.learning_rate for run in listed}
+
+    def same(one: float, other: float) -> bool:
+        return math.isclose(one, other, rel_tol=1e-6) or (math.isnan(one) and math.isnan(other))
+
+    return tuple(run for run in listed if same(run.learning_rate, newest[run.batch_size, run.target]))

@@ -59,24 +59,21 @@ class Budget:
             raise InputError("Only mean watts have a window.", hint="Write for instance 10W mean over 60s.")
 
     def drawn_w(self, measurement: Measurement) -> float:
-        """The watts of a measurement that this budget bounds."""
+        """The watts of a measurement that this budget bounds: the upper end of their 95% interval, where one is known.
+
+        Everything that asks whether a measured setting keeps a budget asks this, so that all give one answer.
+        """
         drawn = measurement.peak_w if self.watts is Watts.PEAK else measurement.power_w
         if measurement.usable and not math.isfinite(drawn):
             raise InputError(
                 f"The {self.watts.value} power of {measurement.setting} was not recorded.",
                 hint="Measure it again, or give the budget as mean watts.",
             )
-        return drawn
+        return drawn + (measurement.power_w_ci95 if math.isfinite(measurement.power_w_ci95) else 0.0)
 
     def allows(self, measurement: Measurement) -> bool:
-        """Whether the measured watts keep the budget, their 95% interval included where one was recorded.
-
-        Energy and deadline depend on the samples to the target and are not looked at here.
-        """
-        if self.power_w is None or not measurement.usable:
-            return measurement.usable
-        margin_w = measurement.power_w_ci95 if math.isfinite(measurement.power_w_ci95) else 0.0
-        return self.drawn_w(measurement) + margin_w <= self.power_w
+        """Whether the measured watts keep the budget; energy and deadline depend on the samples to the target."""
+        return measurement.usable and (self.power_w is None or self.drawn_w(measurement) <= self.power_w)
 
     def __str__(self) -> str:
         parts = []

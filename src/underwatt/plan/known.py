@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 # A setting measured once is known about this well, in log units, where its own interval was not recorded.
 READING_STD = 0.005
 LEAST_STD = 1e-4
+# Whether a measured setting keeps the watts is no matter of chance: its interval is in what it is taken to draw.
+MEASURED_STD = 1e-9
 
 
 def outlook_as_known(
@@ -28,7 +30,8 @@ def outlook_as_known(
 ) -> tuple[Outlook, NDArray[np.bool_]]:
     """The outlook with measured candidates as they were measured, and which those are.
 
-    Repeats count with their mean, except for the watts that the budget bounds: there the highest counts.
+    Repeats count with their mean, except for the watts that the budget bounds: there the highest counts, its interval
+    included.
     """
     columns = {name: np.array(getattr(prediction, name)) for name in prediction.__dataclass_fields__}
     measured = np.zeros(len(problem), dtype=bool)
@@ -44,7 +47,7 @@ def outlook_as_known(
     outlook = Outlook.of(problem, replace(prediction, **columns), measurements)
     log_drawn_w, drawn_std = np.array(outlook.log_drawn_w), np.array(outlook.drawn_std)
     for rows, drawn_w in highest_w:
-        log_drawn_w[rows], drawn_std[rows] = math.log(drawn_w), outlook.power_std[rows]
+        log_drawn_w[rows], drawn_std[rows] = math.log(drawn_w), MEASURED_STD
     return replace(outlook, log_drawn_w=log_drawn_w, drawn_std=drawn_std), measured
 
 
