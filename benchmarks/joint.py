@@ -20,7 +20,7 @@ import argparse
 import json
 import math
 import sys
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean
 from typing import TYPE_CHECKING
@@ -41,7 +41,7 @@ from underwatt.profile.exchange import read_file
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from underwatt.records import ConvergenceRun, Measurement
+    from underwatt.records import ConvergenceRun, Measurement, to_json
 
 CAPS = (0.4, 0.5, 0.6, 0.7, 0.8)
 LEAST_REACHED = 0.9
@@ -199,21 +199,28 @@ def run(cases: Sequence[Case], methods: Sequence[str]) -> list[Row]:
                 print(f"{case.dataset}: skipped {cap_w:g} W, which no setting keeps", file=sys.stderr)
                 continue
             for method in methods:
-                chosen, measured = METHODS[method](case, cap_w)
+                try:
+                    chosen, measured = METHODS[method](case, cap_w)
+                except BudgetError as exc:
+                    print(f"{case.dataset}: {method} finds nothing under {cap_w:g} W ({exc.message})", file=sys.stderr)
+                    rows.append(Row(method, case.dataset, cap_w, len(case.measurements), math.inf, 0.0))
+                    continue
                 over_w = max(0.0, chosen.power_w - cap_w)
                 rows.append(Row(method, case.dataset, cap_w, measured, case.time(chosen) / min(fitting), over_w))
     return rows
 
 
 def summary(rows: Sequence[Row]) -> str:
-    """Each method in a line."""
-    lines = [f"{'method':<14} {'cases':>5} {'geomean':>8} {'worst':>6} {'over cap':>8} {'measured':>8}"]
+    """Each method in a line; a case in which a method finds nothing is its worst, and out of its geometric mean."""
+    lines = [f"{'method':<14} {'cases':>5} {'nothing':>7} {'geomean':>8} {'worst':>6} {'over cap':>8} {'measured':>8}"]
     for method in dict.fromkeys(row.method for row in rows):
         same = [row for row in rows if row.method == method]
         ratios = [row.time_over_oracle for row in same]
+        found = [ratio for ratio in ratios if math.isfinite(ratio)]
         over = sum(row.over_w > 0 for row in same)
         lines.append(
-            f"{method:<14} {len(same):>5} {np.exp(np.mean(np.log(ratios))):>8.3f} {max(ratios):>6.2f} {over:>8} "
+            f"{method:<14} {len(same):>5} {len(ratios) - len(found):>7} {np.exp(np.mean(np.log(found))):>8.3f} "
+            f"{max(ratios):>6.2f} {over:>8} "
             f"{mean(row.measured for row in same):>8.1f}"
         )
     return "\n".join(lines)
@@ -241,7 +248,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     print(summary(rows))
     if options.json:
         options.json.parent.mkdir(parents=True, exist_ok=True)
-        options.json.write_text(json.dumps([asdict(row) for row in rows], indent=1) + "\n")
+        options.json.write_text(json.dumps(to_json(rows), indent=1) + "\n")
     return 0
 
 
