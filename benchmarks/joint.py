@@ -37,11 +37,12 @@ from underwatt.plan.published import choose_published
 from underwatt.plan.search import search_setting
 from underwatt.predict import SettingArray
 from underwatt.profile.exchange import read_file
+from underwatt.records import to_json
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from underwatt.records import ConvergenceRun, Measurement, to_json
+    from underwatt.records import ConvergenceRun, Measurement
 
 CAPS = (0.4, 0.5, 0.6, 0.7, 0.8)
 LEAST_REACHED = 0.9
