@@ -11,28 +11,21 @@ from __future__ import annotations
 import argparse
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
+from underwatt.cli.demo import RESNET18
 from underwatt.device.virtual.board import VirtualBoard
 from underwatt.device.virtual.boards import BOARDS
 from underwatt.errors import OutOfMemoryError
-from underwatt.records import PowerMode, WorkloadCost
+
+if TYPE_CHECKING:
+    from underwatt.records import PowerMode
 
 OUT = Path(__file__).resolve().parent.parent / "src" / "underwatt" / "predict" / "references"
 MODES = 75
 BATCH_SIZES = (4, 16, 64, 128)
-# ResNet-18 at 32×32 with AdamW, as `underwatt.workload.cost` counts it.
-RESNET18 = WorkloadCost(
-    flops_per_sample=3.329e9,
-    bytes_per_sample=4.30e7,
-    bytes_per_step=1.073e9,
-    kernels_per_step=177,
-    load_bytes_per_sample=1.23e4,
-    parameters=1.1174e7,
-    state_bytes=1.788e8,
-    activation_bytes_per_sample=4.70e6,
-)
 
 
 def lines(name: str, modes: int = MODES) -> list[str]:

@@ -106,6 +106,7 @@ def test_a_forked_child_does_not_keep_the_lock(tmp_path: Path) -> None:
     lock.release()
     other = DeviceLock(INFO, tmp_path)
     other.acquire()
+    assert other._file is not None, "the child, still alive, holds nothing"
     other.release()
     for end in (write, ready_read, ready_write):
         os.close(end)

@@ -129,6 +129,7 @@ def test_a_job_with_its_own_forward_loss_metric_and_collate():
 def test_worker_processes_load_the_data():
     training = Training(make(data=Listed(40), num_workers=1), 8)
     training.step()
+    assert (training.steps, training.samples) == (1, 8)
     training.close()
 
 

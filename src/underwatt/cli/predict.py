@@ -17,6 +17,7 @@ from underwatt.device.base import permitted_space
 from underwatt.device.registry import open_device
 from underwatt.device.space import ModeSpace
 from underwatt.errors import InputError, UnderwattError
+from underwatt.plan import front
 from underwatt.predict import FewShot, SettingArray, cross_validate
 from underwatt.predict.builtin import builtin_reference
 from underwatt.predict.design import fits_memory
@@ -145,12 +146,8 @@ def offered_modes(measured: Profile) -> ModeSpace:
 
 def _front(settings: SettingArray, found: Prediction) -> np.ndarray[Any, np.dtype[np.intp]]:
     """The settings that nothing beats in both samples per second and watts, thinned to what a person reads."""
-    seconds_per_sample = found.log_step_s - np.log(settings.batch_size)
-    order = np.lexsort((seconds_per_sample, found.log_power_w))
-    best = np.minimum.accumulate(seconds_per_sample[order])
-    on_front = order[np.r_[True, best[1:] < best[:-1] - 1e-9]]
-    thin = np.unique(np.linspace(0, len(on_front) - 1, MOST_SHOWN).round().astype(int))
-    return np.asarray(on_front[thin])
+    rows = front(found.log_step_s - np.log(settings.batch_size), found.log_power_w)[::-1]
+    return np.asarray(rows[np.unique(np.linspace(0, len(rows) - 1, MOST_SHOWN).round().astype(int))])
 
 
 def _row(setting: Setting, found: Prediction, row: int) -> dict[str, Any]:

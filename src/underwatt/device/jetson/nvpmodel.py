@@ -45,11 +45,10 @@ class NvpMode:
 
 @dataclass(frozen=True, slots=True)
 class NvpConf:
-    """The whole file: the modes by number, the path behind each argument, and the mode set at boot."""
+    """The whole file: the modes by number, and the path behind each argument."""
 
     modes: Mapping[int, NvpMode] = field(default_factory=dict)
     paths: Mapping[tuple[str, str], str] = field(default_factory=dict)
-    default_id: int | None = None
 
     def caps(self, mode_id: int | None) -> Caps:
         """What a mode caps; one that is not in the file (a custom one) caps nothing that we know of."""
@@ -83,7 +82,6 @@ def parse_conf(text: str) -> NvpConf:
     """Read the text of ``nvpmodel.conf``; raises ``InputError`` naming the line that makes no sense."""
     modes: dict[int, NvpMode] = {}
     paths: dict[tuple[str, str], str] = {}
-    default_id: int | None = None
     section, param, values = "", "", dict[tuple[str, str], str]()
     for number, raw in enumerate(text.splitlines(), start=1):
         line = raw.split("#", 1)[0].strip()
@@ -96,8 +94,6 @@ def parse_conf(text: str) -> NvpConf:
                 if mode_id in modes:
                     raise InputError(f"Line {number} of nvpmodel.conf defines mode {mode_id} again.")
                 modes[mode_id] = NvpMode(mode_id, attributes.get("NAME", str(mode_id)), values)
-            elif section == "PM_CONFIG":
-                default_id = _number(attributes, "DEFAULT", number)
             continue
         words = line.split()
         if section == "PARAM" and len(words) >= 2:
@@ -106,7 +102,7 @@ def parse_conf(text: str) -> NvpConf:
             if len(words) < 3:
                 raise InputError(f"Line {number} of nvpmodel.conf is not 'PARAM ARG VALUE': {line[:60]!r}.")
             values[words[0], words[1]] = words[2]
-    return NvpConf(modes, paths, default_id)
+    return NvpConf(modes, paths)
 
 
 def read_conf(sysfs: Sysfs) -> NvpConf:
