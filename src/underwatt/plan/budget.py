@@ -95,7 +95,7 @@ def parse_budget(*texts: str) -> Budget:
     found: dict[str, float] = {}
     meaning, window_s = Watts.MEAN, None
     for text in texts:
-        name, value, rest = _quantity(text)
+        name, value, rest = parse_quantity(text)
         if name in found:
             raise InputError(f"The budget bounds {_SAID[name]} twice, the second time with {text!r}.")
         found[name] = value
@@ -111,7 +111,8 @@ def parse_budget(*texts: str) -> Budget:
 _SAID = {"power_w": "power", "energy_j": "energy", "deadline_s": "time"}
 
 
-def _quantity(text: str) -> tuple[str, float, str]:
+def parse_quantity(text: str) -> tuple[str, float, str]:
+    """Which bound a text gives, its value, and what follows: ``10W peak`` is ``("power_w", 10.0, "peak")``."""
     match = _QUANTITY.match(text.strip())
     if match is None:
         raise InputError(f"{text!r} is no budget.", hint=f"Give a number with a unit: {_UNITS}.")
@@ -135,7 +136,7 @@ def _meaning(rest: str, text: str) -> tuple[Watts, float | None]:
     meaning = Watts(match[1].lower())
     if match[2] is None:
         return meaning, None
-    name, window_s, more = _quantity(match[2])
+    name, window_s, more = parse_quantity(match[2])
     if name != "deadline_s" or more or meaning is Watts.PEAK:
         raise InputError(f"{rest!r} in the budget {text!r} makes no sense.", hint="Write for instance mean over 60s.")
     return meaning, window_s

@@ -26,6 +26,12 @@ class Forecast:
         self._prepared = FewShot(seed=seed).prepare(problem.candidates, references)
         self._shortlist: NDArray[np.intp] | None = None
 
+    def on(self, problem: Problem) -> Forecast:
+        """The same candidates under another budget: what was understood of the references is kept."""
+        other = object.__new__(Forecast)
+        other._problem, other._prepared, other._shortlist = problem, self._prepared, None
+        return other
+
     def of_all(self, measurements: Sequence[Measurement]) -> Prediction:
         """Predictions for every candidate."""
         return self._look(measurements)[1]

@@ -44,11 +44,11 @@ def outlook_as_known(
             columns[f"log_{name}_std"][rows] = _std(same, name)
         if problem.budget.power_w is not None:
             highest_w.append((rows, max(problem.budget.drawn_w(m) for m in same)))
-    outlook = Outlook.of(problem, replace(prediction, **columns), measurements)
+    outlook = Outlook.without_pauses(problem, replace(prediction, **columns), measurements)
     log_drawn_w, drawn_std = np.array(outlook.log_drawn_w), np.array(outlook.drawn_std)
     for rows, drawn_w in highest_w:
         log_drawn_w[rows], drawn_std[rows] = math.log(drawn_w), MEASURED_STD
-    return replace(outlook, log_drawn_w=log_drawn_w, drawn_std=drawn_std), measured
+    return replace(outlook, log_drawn_w=log_drawn_w, drawn_std=drawn_std).with_pauses(problem), measured
 
 
 def _repeats(measurements: Sequence[Measurement]) -> dict[Setting, list[Measurement]]:

@@ -7,7 +7,7 @@ is to be small; the budget says what must be kept: watts, and where given joules
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from typing import TYPE_CHECKING, Protocol
 
@@ -15,6 +15,7 @@ import numpy as np
 
 from underwatt.errors import InputError
 from underwatt.plan.budget import Budget, Watts
+from underwatt.plan.duty import LEAST_BUSY, allows_pauses, busy_share, longest_step_s
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -25,6 +26,9 @@ if TYPE_CHECKING:
     from underwatt.records import Measurement, Prediction, Setting
 
     Floats = NDArray[np.float64]
+
+
+PAUSED_STD = 1e-6  # of log watts that pauses keep at the budget
 
 
 class Goal(str, Enum):
@@ -44,13 +48,17 @@ class SamplesToTarget(Protocol):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Problem:
-    """Candidates with their samples to target, one entry each, a budget and a goal."""
+    """Candidates with their samples to target, one entry each, a budget and a goal.
+
+    With ``idle_w``, the power while no step is under way, pauses between steps may keep a budget of mean watts.
+    """
 
     candidates: SettingArray
     log_samples: Floats  # inf where the target is never reached
     log_samples_std: Floats
     budget: Budget
     goal: Goal = Goal.SOONEST
+    idle_w: float | None = None
 
     @classmethod
     def of(
@@ -59,6 +67,8 @@ class Problem:
         budget: Budget,
         convergence: SamplesToTarget | None = None,
         goal: Goal = Goal.SOONEST,
+        *,
+        idle_w: float | None = None,
     ) -> Problem:
         """The problem of reaching a target; without ``convergence``, of training one sample (highest throughput)."""
         if not len(candidates):
@@ -74,7 +84,7 @@ class Problem:
                 hint="Offer other batch sizes, or choose an easier target.",
             )
         back = back.ravel()
-        return cls(candidates, np.asarray(mean)[back], np.asarray(std)[back], budget, goal)
+        return cls(candidates, np.asarray(mean)[back], np.asarray(std)[back], budget, goal, idle_w)
 
     def __len__(self) -> int:
         return len(self.candidates)
@@ -82,7 +92,17 @@ class Problem:
     def take(self, rows: NDArray[np.intp]) -> Problem:
         """The problem of choosing among some of the candidates."""
         some = self.candidates.take(rows)
-        return Problem(some, self.log_samples[rows], self.log_samples_std[rows], self.budget, self.goal)
+        return replace(
+            self, candidates=some, log_samples=self.log_samples[rows], log_samples_std=self.log_samples_std[rows]
+        )
+
+    def busy_share(self, power_w: Floats, step_s: Floats) -> Floats:
+        """How much of the time steps may take where pauses keep the budget; 1 where none are needed or possible."""
+        if self.idle_w is None or self.budget.power_w is None or not allows_pauses(self.budget):
+            return np.ones_like(power_w)
+        share = busy_share(power_w, self.idle_w, self.budget.power_w)
+        possible = (step_s <= longest_step_s(self.budget)) & (share >= LEAST_BUSY)
+        return np.where(possible, share, 1.0)
 
     @property
     def log_steps(self) -> Floats:
@@ -106,6 +126,13 @@ class Outlook:
     @classmethod
     def of(cls, problem: Problem, prediction: Prediction, measurements: Sequence[Measurement] = ()) -> Outlook:
         """Predictions seen as time to target and as drawn watts; for peak watts, measurements tell their margin."""
+        return cls.without_pauses(problem, prediction, measurements).with_pauses(problem)
+
+    @classmethod
+    def without_pauses(
+        cls, problem: Problem, prediction: Prediction, measurements: Sequence[Measurement] = ()
+    ) -> Outlook:
+        """The outlook of steps that follow each other at once."""
         margin, margin_std = 0.0, 0.0
         if problem.budget.power_w is not None and problem.budget.watts is Watts.PEAK:
             margin, margin_std = _peak_margin(problem.budget, measurements)
@@ -117,6 +144,30 @@ class Outlook:
             power_std=prediction.log_power_w_std,
             drawn_std=np.hypot(prediction.log_power_w_std, margin_std),
             samples_std=problem.log_samples_std,
+        )
+
+    def with_pauses(self, problem: Problem) -> Outlook:
+        """The outlook where settings that draw more than the budget pause between steps: they keep it, and take longer.
+
+        Watts that are not known well become time that is not known well.
+        """
+        if problem.idle_w is None or problem.budget.power_w is None or not allows_pauses(problem.budget):
+            return self
+        drawn_w = np.exp(self.log_drawn_w)
+        step_s = np.exp(self.log_time_s - problem.log_steps)
+        share = problem.busy_share(drawn_w, step_s)
+        paused = share < 1
+        steepness = np.where(paused, drawn_w / np.maximum(drawn_w - problem.idle_w, 1e-9), 0.0)
+        kept_w = math.log(problem.budget.power_w)
+        can_pause = step_s <= longest_step_s(problem.budget)
+        return replace(
+            self,
+            log_time_s=self.log_time_s - np.log(share),
+            log_power_w=np.where(paused, kept_w, self.log_power_w),
+            log_drawn_w=np.where(paused, kept_w, self.log_drawn_w),
+            step_std=np.hypot(self.step_std, steepness * self.drawn_std),
+            # Whoever can pause keeps the budget whatever the watts turn out to be.
+            drawn_std=np.where(can_pause & (self.log_drawn_w <= kept_w) | paused, PAUSED_STD, self.drawn_std),
         )
 
     @property
@@ -180,10 +231,12 @@ class Outcome:
 def outcome(problem: Problem, row: int, measurement: Measurement) -> Outcome:
     """A measured candidate, judged by the problem's samples to target and its budget."""
     budget = problem.budget
-    time_s = measurement.step_s * math.exp(problem.log_steps[row])
-    energy_j = time_s * measurement.power_w
+    drawn_w = budget.drawn_w(measurement) if budget.power_w is not None else measurement.power_w
+    share = float(problem.busy_share(np.array([drawn_w]), np.array([measurement.step_s]))[0])
+    time_s = measurement.step_s * math.exp(problem.log_steps[row]) / share
+    energy_j = time_s * (measurement.power_w if share == 1 else budget.power_w or measurement.power_w)
     fits = (
-        budget.allows(measurement)
+        (share < 1 or budget.allows(measurement))
         and math.isfinite(time_s)
         and (budget.deadline_s is None or time_s <= budget.deadline_s)
         and (budget.energy_j is None or energy_j <= budget.energy_j)

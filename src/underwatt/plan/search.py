@@ -64,40 +64,114 @@ def search_setting(
     At most ``most`` new measurements are made (twice as many while none of them fits). ``watch`` is told of each new
     one and why it was made. Raises ``BudgetError``, naming the smallest measured power, where nothing fits.
     """
-    if first < 1 or most < 1:
-        raise InputError(f"A search needs at least one measurement, not first = {first}, most = {most}.")
-    log = _Log(problem, known)
-
-    def look(row: int, why: str) -> None:
-        made = measure(problem.candidates[row])
-        log.add(row, made)
+    search = Search(
+        problem, references=references, known=known, first=first, most=most, least_gain=least_gain, seed=seed
+    )
+    while (ask := search.ask()) is not None:
+        made = measure(ask.setting)
+        search.tell(made)
         if watch is not None:
-            watch(made, why)
+            watch(made, ask.why)
+    return search.result()
 
-    while log.open.any() and log.distinct < max(first, FEWEST) and len(log.made) < most:
-        for row in _starts(problem, log, references, max(first, FEWEST) - log.distinct, seed):
-            if log.open[row]:  # a start before it may have run out of memory
-                look(row, "to learn how time and power behave")
-    forecast = Forecast(problem, references, seed)
-    gain, stopped = 0.0, "every setting was measured"
-    while log.open.any() and log.distinct >= FEWEST:
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """A setting that the search would like to see measured, and why."""
+
+    setting: Setting
+    why: str
+
+
+class Search:
+    """The search as a conversation, for those who measure in their own time: ``ask``, measure, ``tell``, and again."""
+
+    def __init__(
+        self,
+        problem: Problem,
+        *,
+        references: Sequence[Profile] = (),
+        known: Sequence[Measurement] = (),
+        first: int = FIRST,
+        most: int = MOST,
+        least_gain: float = LEAST_GAIN,
+        seed: int = 0,
+        forecast: Forecast | None = None,
+    ) -> None:
+        if first < 1 or most < 1:
+            raise InputError(f"A search needs at least one measurement, not first = {first}, most = {most}.")
+        self._problem = problem
+        self._log = _Log(problem, known)
+        self._references, self._seed = references, seed
+        self._first, self._most, self._least_gain = max(first, FEWEST), most, least_gain
+        self._starts: list[int] = []
+        self._forecast = forecast
+        self._gain, self._stopped = 0.0, "every setting was measured"
+
+    def ask(self) -> Ask | None:
+        """The setting to measure next; ``None`` where a better one is not to be expected."""
+        log = self._log
+        if log.distinct < self._first and len(log.made) < self._most:
+            self._starts = [row for row in self._starts if log.open[row]]  # one before it may have run out of memory
+            if not self._starts and log.open.any():
+                wanted = self._first - log.distinct
+                self._starts = _starts(self._problem, log, self._references, wanted, self._seed)
+            if self._starts:
+                return Ask(self._problem.candidates[self._starts.pop(0)], "to learn how time and power behave")
+        if not log.open.any() or log.distinct < FEWEST:
+            return None
+        if self._forecast is None:
+            self._forecast = Forecast(self._problem, self._references, self._seed)
         if len(log.made) % REFRESH_STEPS == 0:
-            forecast.forget()
-        rows, prediction = forecast.of_promising(log.all)
-        part = problem.take(rows)
-        limit = most if log.best() else 2 * most
-        step = _next(part, Outlook.of(part, prediction, log.all), log.open[rows], log.best(), least_gain)
-        gain, stopped = step.gain, step.why
+            self._forecast.forget()
+        rows, prediction = self._forecast.of_promising(log.all)
+        part = self._problem.take(rows)
+        best = log.best()
+        step = _next(part, Outlook.of(part, prediction, log.all), log.open[rows], best, self._least_gain)
+        self._gain, self._stopped = step.gain, step.why
         if step.at is None:
-            break
+            return None
+        limit = self._most if best else 2 * self._most
         if len(log.made) >= limit:
-            stopped = f"{limit} settings were measured"
-            break
-        look(int(rows[step.at]), step.why)
-    best = log.best()
-    if best is None:
-        raise _nothing_fits(problem, log)
-    return SearchResult(best, tuple(log.made), gain, stopped)
+            self._stopped = f"{limit} settings were measured"
+            return None
+        return Ask(self._problem.candidates[int(rows[step.at])], step.why)
+
+    def tell(self, measurement: Measurement) -> None:
+        """Take in a measurement of one of the candidates."""
+        for row in rows_of(self._problem.candidates, measurement.setting)[:1]:
+            self._log.add(int(row), measurement)
+
+    @property
+    def best(self) -> Outcome | None:
+        """The best measured setting that keeps the budget, so far."""
+        return self._log.best()
+
+    @property
+    def measurements(self) -> tuple[Measurement, ...]:
+        """Everything that is known, made by this search or before it."""
+        return tuple(self._log.all)
+
+    def under(self, problem: Problem, *, most: int = MOST) -> Search:
+        """The search for another budget over the same candidates, with all that is known by now."""
+        forecast = self._forecast.on(problem) if self._forecast else None
+        return Search(
+            problem,
+            references=self._references,
+            known=self.measurements,
+            first=self._first,
+            most=most,
+            least_gain=self._least_gain,
+            seed=self._seed,
+            forecast=forecast,
+        )
+
+    def result(self) -> SearchResult:
+        """What the search ends with; raises ``BudgetError`` where nothing that was measured fits."""
+        best = self._log.best()
+        if best is None:
+            raise _nothing_fits(self._problem, self._log)
+        return SearchResult(best, tuple(self._log.made), self._gain, self._stopped)
 
 
 @dataclass(frozen=True, slots=True)

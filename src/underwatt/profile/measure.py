@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from underwatt.errors import InputError, MeasureError, OutOfMemoryError, StepError
-from underwatt.profile.meter import SAMPLE_PERIOD_S, Meter
-from underwatt.profile.steady import Settling, mean_after_warmup, mean_while_settling
+from underwatt.profile.meter import SAMPLE_PERIOD_S, Meter, Trace
+from underwatt.profile.steady import Estimate, Settling, mean_after_warmup, mean_while_settling
 from underwatt.records import Measurement, Setting, Status
 
 if TYPE_CHECKING:
-    import numpy as np
     from numpy.typing import NDArray
 
     from underwatt.device.base import Device
@@ -22,6 +24,8 @@ if TYPE_CHECKING:
 # milliseconds, which a job in this process, or on few cores, would feel.
 LOOK_PERIOD_S = 0.2
 LOOK_GROWTH = 0.1
+PAUSED_SETTLING_S = 1.0  # with pauses the approach of the reading cannot be fitted, so it is waited out
+PAUSED_BLOCKS = 6
 THROTTLE_PERIOD_S = 1.0  # how often the device is asked whether it slows itself down
 
 
@@ -70,41 +74,79 @@ def measure(
 
 
 def _follow(device: Device, run: StepRun, setting: Setting, options: MeasureOptions, settling: Settling) -> Measurement:
-    clock = device.clock
-    begun_s = _warm_up(run, clock.now_s(), options.warmup_steps)
+    begun_s = _warm_up(run, device.clock.now_s(), options.warmup_steps)
     if begun_s is None:
         return _too_short(setting)
-    reasons = dict.fromkeys(device.read_state().throttle_reasons)  # ordered and unique
-    asked_s = clock.now_s()
-    next_look_s = begun_s + LOOK_PERIOD_S
     with Meter(device, options.sample_period_s) as meter:
         meter.beat_at(begun_s)
+        measuring = Measuring(device, meter, setting, begun_s, options, settling)
         while True:
             beat = run.step()
-            if beat is not None:
-                meter.beat_at(beat.at_s, beat.steps)
-            now_s = clock.now_s()
-            if beat is not None and now_s < next_look_s:
-                continue
-            next_look_s = now_s + max(LOOK_PERIOD_S, LOOK_GROWTH * (now_s - begun_s))
-            if now_s - asked_s >= THROTTLE_PERIOD_S:
-                reasons.update(dict.fromkeys(device.read_state().throttle_reasons))
-                asked_s = now_s
-            known = _evaluate(meter, setting, begun_s, settling)
-            if beat is None and known is None:
-                return _too_short(setting)
-            if known is None and now_s - begun_s > options.limit_s and not len(meter.trace(begun_s)):
-                raise MeasureError(f"{device.info.name} gave no power reading in {options.limit_s:g} s.")
-            if known is not None and (
-                beat is None or now_s - begun_s >= options.limit_s or _is_enough(known[0], options)
-            ):
-                break
-    reasons.update(dict.fromkeys(device.read_state().throttle_reasons))
-    found, log_likelihood = known
-    settling.learn(log_likelihood)
-    if reasons:
-        return replace(found, status=Status.THROTTLED, note=f"slowed down: {', '.join(reasons)}")
-    return found
+            if beat is None:
+                return measuring.end() or _too_short(setting)
+            meter.beat_at(beat.at_s, beat.steps)
+            if measuring.is_enough():
+                known = measuring.end()
+                assert known is not None, "enough is known"
+                return known
+
+
+class Measuring:
+    """A setting that is being measured while somebody else runs its steps and beats the meter."""
+
+    def __init__(
+        self,
+        device: Device,
+        meter: Meter,
+        setting: Setting,
+        begun_s: float,
+        options: MeasureOptions,
+        settling: Settling,
+        idle_w: float | None = None,
+    ) -> None:
+        self.setting = setting
+        self.begun_s = begun_s
+        self._device, self._meter, self._options, self._settling = device, meter, options, settling
+        self._idle_w = idle_w
+        self._now_s = device.clock.now_s
+        self._reasons = dict.fromkeys(device.read_state().throttle_reasons)  # ordered and unique
+        self._asked_s = self._now_s()
+        self._next_look_s = begun_s + LOOK_PERIOD_S
+        self._known: tuple[Measurement, NDArray[np.float64]] | None = None
+
+    @property
+    def so_far(self) -> Measurement | None:
+        """What was known at the last look."""
+        return self._known[0] if self._known else None
+
+    def is_enough(self) -> bool:
+        """Whether time and power are known well enough; to be asked after each step, looks only now and then."""
+        now_s = self._now_s()
+        if now_s < self._next_look_s:
+            return False
+        self._next_look_s = now_s + max(LOOK_PERIOD_S, LOOK_GROWTH * (now_s - self.begun_s))
+        if now_s - self._asked_s >= THROTTLE_PERIOD_S:
+            self._reasons.update(dict.fromkeys(self._device.read_state().throttle_reasons))
+            self._asked_s = now_s
+        self._known = _evaluate(self._meter, self.setting, self.begun_s, self._settling, self._idle_w)
+        over = now_s - self.begun_s >= self._options.limit_s
+        if self._known is None:
+            if over and not len(self._meter.trace(self.begun_s)):
+                raise MeasureError(f"{self._device.info.name} gave no power reading in {self._options.limit_s:g} s.")
+            return False
+        return over or _is_enough(self._known[0], self._options)
+
+    def end(self) -> Measurement | None:
+        """All that is known; ``None`` where that is nothing."""
+        known = _evaluate(self._meter, self.setting, self.begun_s, self._settling, self._idle_w)
+        if known is None:
+            return None
+        self._reasons.update(dict.fromkeys(self._device.read_state().throttle_reasons))
+        found, log_likelihood = known
+        self._settling.learn(log_likelihood)
+        if self._reasons:
+            return replace(found, status=Status.THROTTLED, note=f"slowed down: {', '.join(self._reasons)}")
+        return found
 
 
 def _warm_up(run: StepRun, since_s: float, steps: int) -> float | None:
@@ -132,7 +174,7 @@ def _is_enough(found: Measurement, options: MeasureOptions) -> bool:
 
 
 def _evaluate(
-    meter: Meter, setting: Setting, begun_s: float, settling: Settling
+    meter: Meter, setting: Setting, begun_s: float, settling: Settling, idle_w: float | None
 ) -> tuple[Measurement, NDArray[np.float64]] | None:
     """What is known so far, and how well each settling time explains it; ``None`` while it is nothing."""
     durations_s = meter.step_times(begun_s)
@@ -140,7 +182,11 @@ def _evaluate(
     if len(durations_s) < 2 or len(trace) < 2:
         return None
     steps = mean_after_warmup(durations_s)
-    power, log_likelihood = mean_while_settling(*trace.mean_watts(), settling, block_s=steps.mean)
+    paused_s = meter.paused_s(trace.at_s)
+    if paused_s[-1] > 0:
+        power, log_likelihood = _busy_power(trace, paused_s, idle_w), np.zeros_like(settling.log_prior)
+    else:
+        power, log_likelihood = mean_while_settling(*trace.mean_watts(), settling, block_s=steps.mean)
     if not power.mean > 0:
         raise MeasureError(f"The power readings of {setting} average {power.mean:g} W, which cannot be.")
     settled = trace.part(power.first)
@@ -158,3 +204,29 @@ def _evaluate(
         missed_samples=trace.missed,
     )
     return measured, log_likelihood
+
+
+def _busy_power(trace: Trace, paused_s: NDArray[np.float64], idle_w: float | None) -> Estimate:
+    """Mean power of the steps alone, where pauses lay between them: what idling drew is taken off."""
+    if idle_w is None:
+        raise MeasureError("Steps with pauses between them cannot be measured where idle power is not known.")
+    first = int(np.searchsorted(trace.at_s, trace.at_s[0] + PAUSED_SETTLING_S))
+    edges = np.unique(np.linspace(min(first, len(trace) - 2), len(trace) - 1, PAUSED_BLOCKS + 1).astype(int))
+    busy = []
+    for begin, end in zip(edges[:-1], edges[1:], strict=True):
+        rest_s = paused_s[end] - paused_s[begin]
+        part = Trace(
+            trace.at_s[begin : end + 1],
+            trace.power_w[begin : end + 1],
+            None if trace.counter_j is None else trace.counter_j[begin : end + 1],
+            0,
+        )
+        work_s = part.at_s[-1] - part.at_s[0] - rest_s
+        if work_s > 0:
+            busy.append((part.energy_j - idle_w * rest_s, work_s))
+    if not busy:
+        return Estimate(float(np.mean(trace.power_w)), math.inf, edges[0], len(trace) - edges[0])
+    energy_j, work_s = np.array(busy).T
+    mean = float(energy_j.sum() / work_s.sum())
+    found = mean_after_warmup(energy_j / work_s)
+    return Estimate(mean, found.ci95, int(edges[0]), len(trace) - int(edges[0]))

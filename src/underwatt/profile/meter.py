@@ -1,21 +1,24 @@
 """The meter: samples a device's power in the background and takes the beats of a job.
 
-It can stay on for a whole training: a beat is one append, a sample one sensor reading each 100 ms. A reading that
-fails is kept as an error and raised to whoever asks for watts; it never becomes a number.
+It can stay on for a whole training: a beat is one append, a sample one sensor reading each 100 ms, and a look at the
+last seconds costs no more after a day than after a minute. A reading that fails is raised to whoever asks for watts of
+a time that holds it; it never becomes a number.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections import deque
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from itertools import takewhile
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
 from underwatt.errors import MeasureError, SensorError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from numpy.typing import NDArray
     from typing_extensions import Self
 
@@ -86,8 +89,10 @@ class Meter:
         # A bare time is one step, which is what a training loop reports: its cost is one append.
         self._beats: deque[float | tuple[float, int]] = deque(maxlen=KEEP_BEATS)
         self._keep_beat = self._beats.append
-        self._error: SensorError | None = None
+        self._pauses: deque[tuple[float, float]] = deque(maxlen=KEEP_BEATS)
+        self._failed: tuple[float, SensorError] | None = None  # the newest failed reading
         self._missed = 0
+        self._listeners: list[Callable[[PowerSample], None]] = []
         self._timer: Timer | None = None
 
     def __enter__(self) -> Self:
@@ -108,32 +113,52 @@ class Meter:
         """Some steps were complete at a moment that somebody else noted."""
         self._keep_beat(at_s if steps == 1 else (at_s, steps))
 
+    @property
+    def newest(self) -> PowerSample | None:
+        """The last reading that worked."""
+        return self._samples[-1] if self._samples else None
+
+    def readings_after(self, at_s: float) -> list[PowerSample]:
+        """The readings that worked after a moment, oldest first."""
+        return _newest(self._samples, lambda sample: sample.at_s > at_s)
+
+    def pause(self, begin_s: float, end_s: float) -> None:
+        """No step was under way for a while: that time belongs to none."""
+        self._pauses.append((begin_s, end_s))
+
+    def listen(self, listener: Callable[[PowerSample], None]) -> None:
+        """Have every reading handed on, from the sampling thread."""
+        self._listeners.append(listener)
+
     def _sample(self) -> None:
         try:
             sample = self._device.read_power()
         except SensorError as exc:
-            self._error = exc
+            self._failed = (self._now_s(), exc)
             return
         except Exception as exc:  # noqa: BLE001 - whatever ends the sampling must reach whoever asks for watts
-            self._error = SensorError(f"The power of {self._device.info.name} cannot be read any more ({exc}).")
-            self._error.__cause__ = exc
+            error = SensorError(f"The power of {self._device.info.name} cannot be read any more ({exc}).")
+            error.__cause__ = exc
+            self._failed = (self._now_s(), error)
             return
         if self._samples:
             gap_s = sample.at_s - self._samples[-1].at_s
             self._missed += max(0, round(gap_s / self._period_s) - 1)
         self._samples.append(sample)
+        for listener in self._listeners:
+            listener(sample)
 
     def trace(self, since_s: float = -np.inf) -> Trace:
-        """The readings from a moment on; raises the sensor's error where one failed."""
-        if self._error is not None:
-            raise self._error
-        samples = list(self._samples)
-        if self._timer and samples and self._now_s() - samples[-1].at_s > STALE_PERIODS * self._period_s + STALE_S:
+        """The readings from a moment on; raises the sensor's error where one of them failed."""
+        if self._failed is not None and self._failed[0] >= since_s:
+            raise self._failed[1]
+        newest = self._samples[-1] if self._samples else None
+        if self._timer and newest and self._now_s() - newest.at_s > STALE_PERIODS * self._period_s + STALE_S:
             raise SensorError(
-                f"The power of {self._device.info.name} was last read {self._now_s() - samples[-1].at_s:.1f} s ago.",
+                f"The power of {self._device.info.name} was last read {self._now_s() - newest.at_s:.1f} s ago.",
                 hint="The sensor hangs, or this machine is too busy to sample it.",
             )
-        samples = samples[bisect_left(samples, since_s, key=lambda sample: sample.at_s) :]
+        samples = _newest(self._samples, lambda sample: sample.at_s >= since_s)
         at_s = np.array([sample.at_s for sample in samples])
         power_w = np.array([sample.power_w for sample in samples])
         counter_j = None
@@ -142,16 +167,39 @@ class Meter:
         return Trace(at_s, power_w, counter_j, self._missed)
 
     def step_times(self, since_s: float = -np.inf) -> NDArray[np.float64]:
-        """How long each step took, for beats from a moment on; the first beat only starts the watch.
+        """How long each step took, pauses left out, for beats from a moment on; the first beat only starts the watch.
 
         A beat that stands for several steps gives each of them the same share of its time.
         """
-        pairs = [beat if isinstance(beat, tuple) else (beat, 1) for beat in list(self._beats)]
-        beats = [pair for pair in pairs if pair[0] >= since_s]
+        beats = _newest(self._beats, lambda beat: (beat[0] if isinstance(beat, tuple) else beat) >= since_s)
         if len(beats) < 2:
             return np.empty(0)
-        steps = np.array([count for _, count in beats[1:]])
-        return np.repeat(np.diff([at_s for at_s, _ in beats]) / steps, steps)
+        pairs = [beat if isinstance(beat, tuple) else (beat, 1) for beat in beats]
+        at_s = np.array([at for at, _ in pairs])
+        steps = np.array([count for _, count in pairs[1:]])
+        return np.repeat((np.diff(at_s) - np.diff(self.paused_s(at_s))) / steps, steps)
+
+    def paused_s(self, at_s: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Seconds paused until each moment, counted from the first of them."""
+        pauses = _newest(self._pauses, lambda pause: pause[1] > at_s[0]) if len(at_s) else []
+        if not pauses:
+            return np.zeros(len(at_s))
+        ends = np.array(pauses).ravel()  # begin, end, begin, end, …: paused time grows from each begin to its end
+        grown = np.cumsum(np.diff(ends, prepend=ends[0]) * (np.arange(len(ends)) % 2))
+        until = np.interp(at_s, ends, grown)
+        return np.asarray(until - until[0])
+
+
+_Item = TypeVar("_Item")
+
+
+def _newest(items: deque[_Item], wanted: Callable[[_Item], bool]) -> list[_Item]:
+    """The items at the end that are wanted, oldest first; a sampling thread may append meanwhile."""
+    while True:
+        try:
+            return list(takewhile(wanted, reversed(items)))[::-1]
+        except RuntimeError:  # the deque grew while it was read
+            continue
 
 
 def _sound_counter(

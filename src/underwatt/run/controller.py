@@ -1,0 +1,478 @@
+"""The controller: decides after each step which setting to train with, so that the budget holds whatever happens.
+
+It is in one of four states. *Searching*: the setting in use is being measured, by the training steps themselves.
+*Holding*: it was measured and fits. *Correcting*: measured power or step time has left what was expected; a lower
+setting or pauses bring it back, and the plan is made again. *Restoring*: the device is being put back.
+
+Everything runs in the thread of the training loop, at the end of a step; only readings come from elsewhere.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field, replace
+from enum import Enum
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from underwatt.errors import ApplyError, BudgetError, ModeError, NotPermittedError, SensorError
+from underwatt.plan.duty import allows_pauses
+from underwatt.plan.search import Search
+from underwatt.profile.measure import MeasureOptions, Measuring
+from underwatt.profile.steady import Settling
+from underwatt.records import Measurement, Setting, Status
+from underwatt.run.knowledge import Drift, Knowledge, noticed
+from underwatt.run.pacer import Pacer
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from underwatt.device.session import Session
+    from underwatt.plan.problem import Problem
+    from underwatt.profile.meter import Meter
+    from underwatt.records import Profile
+    from underwatt.run.live import LiveBudget
+
+
+class State(str, Enum):
+    """What the controller is doing."""
+
+    SEARCHING = "searching"
+    HOLDING = "holding"
+    CORRECTING = "correcting"
+    RESTORING = "restoring"
+
+
+@dataclass(frozen=True, slots=True)
+class ControlOptions:
+    """When the controller looks, and what it takes seriously."""
+
+    look_s: float = 0.1
+    measure: MeasureOptions = field(default_factory=lambda: MeasureOptions(precision=0.015, min_steps=4, limit_s=12.0))
+    settle_s: float = 1.5  # after a change readings tell of what was before
+    short_s: float = 0.5  # a clear excess is seen in this time
+    long_s: float = 4.0  # a drift in this
+    clear_excess: float = 0.04
+    threshold: float = 0.015  # share of power that counts as drift
+    same_level: float = 0.03  # budgets this close to each other need no search of their own
+    most_measurements: int = 40
+    least_gain: float = 0.005
+    hopeless: float = 1.5  # so many times slower than the best: measured no further
+    lost_s: float = 10.0  # a sensor may be silent for so long
+    throttle_s: float = 60.0  # how long clocks above a throttled one are not used
+
+
+Listener = "Callable[[str, dict[str, Any]], None]"
+
+
+class Controller:
+    """Holds a live budget by choosing settings and pauses; ``after_step`` is all that a training loop calls."""
+
+    def __init__(
+        self,
+        session: Session,
+        meter: Meter,
+        problem: Problem,
+        live: LiveBudget,
+        *,
+        known: Sequence[Measurement] = (),
+        references: Sequence[Profile] = (),
+        options: ControlOptions | None = None,
+        tell: Callable[[str, dict[str, Any]], None] = lambda _kind, _fields: None,
+        begun_s: float | None = None,
+    ) -> None:
+        self.state = State.SEARCHING
+        self.energy_before_j = 0.0  # of an earlier part of the same training
+        self._session, self._meter, self._live, self._tell = session, meter, live, tell
+        self._options = options or ControlOptions()
+        self._clock = session.device.clock
+        self._now_s = self._clock.now_s
+        self._begun_s = self._now_s() if begun_s is None else begun_s
+        self._base = problem
+        self._knowledge = Knowledge(problem, known)
+        self._search = Search(
+            problem,
+            references=references,
+            known=known,
+            most=self._options.most_measurements,
+            least_gain=self._options.least_gain,
+        )
+        self._settling = Settling()
+        self._pacer = Pacer(meter, problem.idle_w or 0.0, self._now_s())
+        self._measuring: Measuring | None = None
+        self._made = 0
+        self._search_w = math.nan
+        self._searched_w: list[float] = []
+        self._budget_w = math.nan
+        self._throttle: tuple[float, float] | None = None  # highest GPU clock, and until when
+        self._lost_since_s: float | None = None
+        self._next_look_s = self._next_drift_s = -math.inf
+        self._changed_s = self._level_s = self._now_s()
+        self._steps_since_change = 0
+        self._share_done = 0.0
+        self.setting: Setting | None = None
+
+    # What the training loop calls
+
+    def begin(self) -> Setting:
+        """Choose the first setting; raises ``BudgetError`` where waiting alone draws more than the budget."""
+        self._follow_budget(self._elapsed_s(), "start")
+        if self.setting is None:
+            self._seek()
+        assert self.setting is not None, "a first setting was chosen"
+        return self.setting
+
+    def after_step(self, batch_size: int) -> None:
+        """A step of this batch size has ended: look, decide, and wait where the budget asks for it."""
+        now_s = self._now_s()
+        if self.setting is not None and batch_size == self.setting.batch_size:
+            self._steps_since_change += 1
+            if self._measuring is None and self.state is State.SEARCHING and self._steps_since_change == 1:
+                self._measuring = self._start_measuring(now_s)
+        if now_s >= self._next_look_s:
+            self._look(now_s)
+        while (pause_s := self._pacer.pause_s(self._now_s())) > 0:
+            begin_s = self._now_s()
+            self._clock.sleep(pause_s)
+            end_s = self._now_s()
+            self._meter.pause(begin_s, end_s)
+            self._pacer.paused(end_s - begin_s)
+            self._paused_s += end_s - begin_s
+            if end_s >= self._next_look_s:
+                self._look(end_s)
+
+    def out_of_memory(self, batch_size: int) -> Setting:
+        """A step of this batch size did not fit: go back to one that does."""
+        assert self.setting is not None
+        failed = Measurement(replace(self.setting, batch_size=batch_size), status=Status.OUT_OF_MEMORY)
+        self._take(failed)
+        self._measuring = None
+        self._note("warning", f"Batch size {batch_size} does not fit into memory; it is not tried again.")
+        self._settle_for_best(State.HOLDING, "the last good batch size")
+        return self.setting
+
+    def interrupted(self, begin_s: float, end_s: float) -> None:
+        """Something else than training went on for a while, such as a test: it belongs to no step."""
+        self._meter.pause(begin_s, end_s)
+
+    def progressed(self, share: float) -> None:
+        """So much of the way to the target is done."""
+        self._share_done = min(max(share, 0.0), 1.0)
+
+    def restoring(self) -> None:
+        """The run is over: nothing is decided any more."""
+        self.state = State.RESTORING
+        self._measuring = None
+
+    # What others may ask
+
+    @property
+    def budget_w(self) -> float:
+        """The watts in force."""
+        return self._budget_w
+
+    @property
+    def energy_j(self) -> float:
+        """Drawn since the training began, as far as it was read."""
+        return self.energy_before_j + self._pacer.energy_j
+
+    _paused_s = 0.0
+
+    @property
+    def pause_share(self) -> float:
+        """Share of the time since the start that was spent in pauses."""
+        elapsed_s = self._elapsed_s()
+        return self._paused_s / elapsed_s if elapsed_s > 0 else 0.0
+
+    @property
+    def time_left_s(self) -> float:
+        """Expected from the setting in use; inf while nothing is known."""
+        known = self._knowledge.of(self.setting) if self.setting else None
+        if known is None:
+            return math.inf
+        row = int(np.argmax(self._base.candidates.batch_size == known.setting.batch_size))
+        step_s = known.step_s * self._knowledge.drift.slow_factor
+        return float(step_s * np.exp(self._base.log_steps[row])) * (1 - self._share_done)
+
+    def measurements(self) -> tuple[Measurement, ...]:
+        """All that is known, drift taken out."""
+        return self._knowledge.measurements()
+
+    # Looking
+
+    def _look(self, now_s: float) -> None:
+        self._next_look_s = now_s + self._options.look_s
+        elapsed_s = now_s - self._begun_s
+        changed = self._live.poll(elapsed_s)
+        self._follow_budget(elapsed_s, "changed" if changed else "schedule")
+        try:
+            if self._measuring is not None:
+                self._follow_measurement(now_s)
+            elif self.state is not State.SEARCHING and now_s >= self._next_drift_s:
+                self._next_drift_s = now_s + self._options.look_s
+                self._watch(now_s)
+            self._sensor_back()
+        except SensorError as exc:
+            self._sensor_lost(now_s, exc)
+            return
+        if self._measuring is None and self._may_search(now_s):
+            self._seek()
+
+    def _follow_budget(self, elapsed_s: float, why: str) -> None:
+        """Take in the watts of the next step: it cannot be cut short when they fall."""
+        ahead_s = self._options.look_s + self._step_s()
+        watts = self._live.lowest_w(elapsed_s, elapsed_s + ahead_s)
+        if watts == self._budget_w:
+            return
+        if math.isnan(self._budget_w):
+            self._check_feasible(watts)
+        fell = watts < self._budget_w
+        self._budget_w = watts
+        self._level_s = self._now_s()
+        self._pacer.set_budget(watts)
+        self._tell("budget", {"power_w": watts if math.isfinite(watts) else None, "why": why})
+        if self.setting is None:
+            return
+        if self._measuring is not None and not (fell and self._is_too_much()):
+            return  # what is being measured may go on
+        if self._knowledge.measurements():
+            self._measuring = None
+            self._settle_for_best(State.HOLDING, f"{watts:g} W hold now")
+
+    def _is_too_much(self) -> bool:
+        """Whether the setting under measurement draws more than the budget, as far as it is known."""
+        so_far = self._measuring.so_far if self._measuring else None
+        if so_far is None:
+            return True
+        return so_far.power_w > self._knowledge.effective_w(self._budget_w)
+
+    def _watch(self, now_s: float) -> None:
+        """Compare what is measured with what is known of the setting in use."""
+        options = self._options
+        known = self._knowledge.of(self.setting) if self.setting else None
+        settled_s = self._changed_s + options.settle_s
+        if known is None or now_s < settled_s + options.short_s:
+            return
+        power_w, step_s, paused = self._observed(now_s - options.short_s)
+        drift = None
+        if not paused and power_w > self._budget_w * (1 + options.clear_excess):
+            drift = noticed(power_w, math.nan, known, self._knowledge.drift, self._budget_w, options.clear_excess)
+        elif now_s - options.long_s >= settled_s:
+            power_w, step_s, paused = self._observed(now_s - options.long_s)
+            threshold = options.threshold * (2 if paused else 1)
+            drift = noticed(power_w, step_s, known, self._knowledge.drift, self._budget_w, threshold)
+        if drift is not None:
+            self._correct(drift, power_w)
+            return
+        if self.state is State.CORRECTING and now_s - settled_s >= options.long_s:
+            self.state = State.HOLDING
+            self._say_setting("back within what was expected")
+        self._look_for_throttling(now_s)
+
+    def _observed(self, since_s: float) -> tuple[float, float, bool]:
+        """Mean power of the steps, their mean time where there are enough of them, and whether there were pauses."""
+        trace = self._meter.trace(since_s)
+        if len(trace) < 3:
+            return math.nan, math.nan, False
+        paused_s = float(self._meter.paused_s(trace.at_s)[-1])
+        seconds = float(trace.at_s[-1] - trace.at_s[0])
+        power_w = (trace.energy_j - (self._base.idle_w or 0.0) * paused_s) / max(seconds - paused_s, 1e-9)
+        if paused_s > 0.5 * seconds:
+            power_w = math.nan  # mostly idle: says little about steps
+        times = self._meter.step_times(since_s)
+        return power_w, float(np.mean(times)) if len(times) >= 3 else math.nan, paused_s > 0
+
+    def _correct(self, drift: Drift, power_w: float) -> None:
+        before = self._knowledge.drift
+        self._knowledge.drift = drift
+        self._changed_s = self._now_s()  # what was seen once is not taken for another drift
+        over = power_w > self._budget_w
+        what = f"{drift.extra_w - before.extra_w:+.2f} W, {drift.slow_factor / before.slow_factor:.2f}× the time"
+        self._note("info", f"The device has drifted ({what}); planning again.")
+        self.state = State.CORRECTING if over else State.HOLDING
+        self._searched_w.clear()
+        self._level_s = self._now_s()
+        self._settle_for_best(self.state, f"{power_w:.2f} W were measured")
+
+    def _look_for_throttling(self, now_s: float) -> None:
+        if self._throttle is not None and now_s > self._throttle[1]:
+            self._throttle = None
+            self._settle_for_best(State.HOLDING, "clocks that were throttled may be used again")
+        if now_s < self._next_state_s:
+            return
+        self._next_state_s = now_s + 1.0
+        state = self._session.device.read_state()
+        asked = self.setting.mode.gpu_mhz if self.setting else None
+        running = state.running.gpu_mhz
+        if state.throttle_reasons and asked and running and running < asked and self._throttle is None:
+            self._throttle = (running, now_s + self._options.throttle_s)
+            self._note("warning", f"The device slows itself down ({', '.join(state.throttle_reasons)}).")
+            self._settle_for_best(State.CORRECTING, f"the GPU is throttled to {running:g} MHz")
+
+    _next_state_s = -math.inf
+
+    # The sensor
+
+    def _sensor_lost(self, now_s: float, error: SensorError) -> None:
+        """Go back to a setting that was measured to fit, and give the sensor some time."""
+        if self._lost_since_s is None:
+            self._lost_since_s = now_s
+            self._note("warning", f"{error} Holding the last safe setting.")
+            self._measuring = None
+            if self._knowledge.measurements():
+                self._settle_for_best(State.HOLDING, "power cannot be read")
+        elif now_s - self._lost_since_s > self._options.lost_s:
+            raise SensorError(
+                f"Power could not be read for {self._options.lost_s:g} s, so the budget cannot be kept: "
+                f"{error.message}",
+                hint="Mend the sensor, then go on with --resume.",
+            ) from error
+
+    def _sensor_back(self) -> None:
+        if self._lost_since_s is not None:
+            newest = self._meter.newest
+            if newest is not None and newest.at_s > self._lost_since_s:
+                self._lost_since_s = None
+                self._note("info", "Power can be read again.")
+
+    # Searching
+
+    def _may_search(self, now_s: float) -> bool:
+        if self.state is not State.HOLDING or self._lost_since_s is not None or self._throttle is not None:
+            return False
+        if self._made >= self._options.most_measurements:
+            return False
+        stays_s = self._live.next_change_s(now_s - self._begun_s) - (now_s - self._begun_s)
+        if now_s - self._level_s < 1.0 or stays_s < 2.0:
+            return False
+        level_w = self._knowledge.effective_w(self._budget_w)
+        return not any(abs(level_w / done_w - 1) <= self._options.same_level for done_w in self._searched_w)
+
+    def _seek(self) -> None:
+        """Ask the search what to measure next, and train with that; with nothing to ask, hold the best."""
+        level_w = self._knowledge.effective_w(self._budget_w)
+        if not math.isclose(level_w, self._search_w, rel_tol=1e-3):
+            self._search = self._search.under(self._problem_now(), most=self._options.most_measurements)
+            self._search_w = level_w
+        ask = self._search.ask() if self._made < self._options.most_measurements else None
+        while ask is not None and not self._knowledge.usable(ask.setting):
+            self._search.tell(Measurement(ask.setting, status=Status.FAILED))
+            ask = self._search.ask()
+        if ask is None:
+            self._searched_w.append(level_w)
+            self._settle_for_best(State.HOLDING, "the best that was measured")
+        elif not self._use(ask.setting, State.SEARCHING, ask.why):
+            self._seek()
+
+    def _start_measuring(self, now_s: float) -> Measuring:
+        assert self.setting is not None
+        return Measuring(
+            self._session.device,
+            self._meter,
+            self.setting,
+            now_s,
+            self._options.measure,
+            self._settling,
+            self._base.idle_w,
+        )
+
+    def _follow_measurement(self, now_s: float) -> None:
+        assert self._measuring is not None
+        if not (self._measuring.is_enough() or self._is_hopeless()):
+            return
+        found = self._measuring.end()
+        if found is None:
+            return
+        self._measuring = None
+        self._take(replace(found, cost_s=now_s - self._changed_s))
+        self._pacer.expect(found.power_w)
+        self._seek()
+
+    def _is_hopeless(self) -> bool:
+        """Whether the setting under measurement is clearly worse than the best that is known."""
+        so_far = self._measuring.so_far if self._measuring else None
+        if so_far is None or so_far.steps < 2 or so_far.samples < 8:
+            return False
+        problem = self._problem_now()
+        best = self._knowledge.best(problem)
+        trial = Knowledge(problem, [self._knowledge.drift.seen_from(so_far)]).best(problem)
+        return bool(best and best.fits and trial and trial.time_s > self._options.hopeless * best.time_s)
+
+    def _take(self, measurement: Measurement) -> None:
+        self._made += 1
+        self._tell("measured", {"measurement": measurement})
+        corrected = self._knowledge.drift.seen_from(measurement)
+        self._knowledge.add(corrected)
+        self._search.tell(corrected)
+
+    def _problem_now(self) -> Problem:
+        """The problem with the watts that drift leaves, and what is left of joules and time."""
+        budget = self._live.budget
+        watts = None if math.isinf(self._budget_w) else self._knowledge.effective_w(self._budget_w)
+        return (
+            replace(self._base, budget=replace(budget, power_w=watts, energy_j=None, deadline_s=None))
+            if (watts is not None)
+            else self._base
+        )
+
+    # Setting
+
+    def _settle_for_best(self, state: State, why: str) -> None:
+        highest_mhz = self._throttle[0] if self._throttle else math.inf
+        best = self._knowledge.best(self._problem_now(), highest_mhz)
+        if best is None:
+            best = self._knowledge.best(self._problem_now())
+        if best is None:
+            return
+        if not self._use(best.measurement.setting, state, why):
+            self._settle_for_best(state, why)
+
+    def _use(self, setting: Setting, state: State, why: str) -> bool:
+        """Train with a setting from the next step on; whether the device took it."""
+        if setting == self.setting and state is self.state:
+            return True
+        before = self.setting
+        if before is None or setting.mode != before.mode:
+            try:
+                self._session.apply(setting.mode)
+            except (ApplyError, ModeError, NotPermittedError) as exc:
+                self._note("warning", f"{setting.mode} cannot be set: {exc}")
+                self._knowledge.refuse(setting.mode)
+                if before is None:
+                    raise
+                self._session.apply(before.mode)  # a write may have been half done
+                return False
+        now_s = self._now_s()
+        self.setting, self.state = setting, state
+        if setting != before or state is State.SEARCHING:
+            self._changed_s = now_s
+            self._steps_since_change = 0
+            known = self._knowledge.of(setting)
+            busy_w = None if known is None else known.power_w + self._knowledge.drift.extra_w
+            self._pacer.expect(busy_w, now_s + self._options.settle_s)
+        self._say_setting(why)
+        return True
+
+    def _say_setting(self, why: str) -> None:
+        self._tell("setting", {"setting": self.setting, "state": self.state.value, "why": why})
+
+    def _note(self, level: str, text: str) -> None:
+        self._tell("note", {"level": level, "text": text})
+
+    # Small things
+
+    def _elapsed_s(self) -> float:
+        return self._now_s() - self._begun_s
+
+    def _step_s(self) -> float:
+        known = self._knowledge.of(self.setting) if self.setting else None
+        return known.step_s * self._knowledge.drift.slow_factor if known else 0.0
+
+    def _check_feasible(self, watts: float) -> None:
+        idle_w = self._base.idle_w
+        if idle_w is not None and allows_pauses(self._live.budget) and watts <= idle_w:
+            raise BudgetError(
+                f"{watts:g} W is less than the device draws while it waits ({idle_w:.2f} W).",
+                hint=f"The smallest budget that can be held is above {idle_w:.2f} W.",
+            )

@@ -1,0 +1,110 @@
+"""What a run knows: settings as they were measured, and how the device has drifted since.
+
+Heat, another process or a colder room change what every setting draws and takes. That is kept apart from the
+measurements: so many watts more, so many times slower, for all settings alike.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from underwatt.plan.problem import Outcome, Problem, outcome
+from underwatt.records import Measurement, PowerMode, Setting, Status
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+# A device draws at most this share of the budget less than when it was measured: less than that is a throttled clock.
+LARGEST_RELIEF = 0.05
+
+
+@dataclass(frozen=True, slots=True)
+class Drift:
+    """How the device differs from when its settings were measured."""
+
+    extra_w: float = 0.0
+    slow_factor: float = 1.0
+
+    def seen_from(self, measurement: Measurement) -> Measurement:
+        """A measurement made in this drift as it would have been without."""
+        if not measurement.usable:
+            return measurement
+        return replace(
+            measurement,
+            power_w=max(measurement.power_w - self.extra_w, 1e-3),
+            peak_w=max(measurement.peak_w - self.extra_w, 1e-3),
+            step_s=measurement.step_s / self.slow_factor,
+        )
+
+
+class Knowledge:
+    """The newest measurement of each setting, and which settings may be used now."""
+
+    def __init__(self, problem: Problem, known: Iterable[Measurement] = ()) -> None:
+        self._rows = {int(size): row for row, size in enumerate(problem.candidates.batch_size.tolist())}
+        self._known: dict[Setting, Measurement] = {}
+        self._refused: set[PowerMode] = set()
+        self._too_large = math.inf
+        self.drift = Drift()
+        for measurement in known:
+            self.add(measurement)
+
+    def add(self, measurement: Measurement) -> None:
+        """Take in a measurement, as it would be without drift."""
+        size = measurement.setting.batch_size
+        if measurement.status is Status.OUT_OF_MEMORY:
+            self._too_large = min(self._too_large, size)
+        elif measurement.usable and size in self._rows:
+            self._known[measurement.setting] = measurement
+
+    def refuse(self, mode: PowerMode) -> None:
+        """The device did not take this mode: it is not offered again."""
+        self._refused.add(mode)
+
+    def of(self, setting: Setting) -> Measurement | None:
+        """What is known of a setting."""
+        return self._known.get(setting)
+
+    def measurements(self) -> tuple[Measurement, ...]:
+        """Everything that may be used."""
+        return tuple(m for m in self._known.values() if self.usable(m.setting))
+
+    def usable(self, setting: Setting) -> bool:
+        """Whether a setting may be tried."""
+        return setting.batch_size < self._too_large and setting.mode not in self._refused
+
+    def effective_w(self, power_w: float) -> float:
+        """The watts that are left for a setting as it was measured."""
+        return max(power_w - self.drift.extra_w, 1e-3)
+
+    def best(self, problem: Problem, highest_gpu_mhz: float = math.inf) -> Outcome | None:
+        """The best measured setting under the problem's budget; where none keeps it, the one that draws least."""
+        found = [
+            outcome(problem, self._rows[m.setting.batch_size], m)
+            for m in self.measurements()
+            if (m.setting.mode.gpu_mhz or 0) <= highest_gpu_mhz
+        ]
+        fitting = [item for item in found if item.fits]
+        if fitting:
+            return min(fitting, key=lambda item: item.score(problem.goal))
+        reached = [item for item in found if math.isfinite(item.time_s)]
+        return min(reached, key=lambda item: item.measurement.power_w, default=None)
+
+
+def noticed(
+    observed_w: float, observed_step_s: float, known: Measurement, drift: Drift, budget_w: float, threshold: float
+) -> Drift | None:
+    """The drift that an observation of a known setting shows, where it differs from the one reckoned with."""
+    if not math.isfinite(observed_w):
+        return None
+    extra_w = max(observed_w - known.power_w, -LARGEST_RELIEF * min(budget_w, known.power_w))
+    slow = observed_step_s / known.step_s if math.isfinite(observed_step_s) else drift.slow_factor
+    slow = float(np.clip(slow, 0.8, 20.0))
+    moved = abs(extra_w - drift.extra_w) > threshold * known.power_w
+    if moved or abs(slow / drift.slow_factor - 1) > 2 * threshold:
+        return Drift(extra_w if moved else drift.extra_w, slow)
+    return None
