@@ -12,6 +12,10 @@ table      the published method: every GPU clock × batch size measured, proxy c
 underwatt  measure as you go over all modes × batch sizes, through the simulated sensor; the choice was measured to fit
 oracle     the best of all settings by the truth
 
+A case in which Underwatt finds nothing is a row with null for its time, speedup and energy, and counts as a failure:
+as a speedup of zero, as never within reach of the oracle, as more energy. Only budgets that the baseline or the oracle
+cannot keep are left out.
+
 Budgets: five per board and model, evenly between the least and the most that the baseline's batch size draws.
 """
 
@@ -149,22 +153,25 @@ def best_within(world: World, rows: list[int], budget_w: float, score: np.ndarra
     return min(within, key=lambda row: float(score[row]), default=None)
 
 
-def run_underwatt(world: World, proxy: list[ConvergenceRun], budget: Budget, seed: int) -> tuple[int, int] | None:
-    """The row that Underwatt chooses and how many settings it measured; ``None`` where it finds none that fits."""
+def run_underwatt(world: World, proxy: list[ConvergenceRun], budget: Budget, seed: int) -> tuple[int | None, int]:
+    """The row that Underwatt chooses (``None`` where it finds none that fits), and how many settings it measured."""
     device = virtual(world.board, seed)
     workload = SimulatedWorkload(WorkloadInfo(world.model, world.model), world.cost, device)
     settling = Settling()
+    asked = 0
     problem = Problem.of(world.settings, budget, fit_convergence(proxy))
     with Session(device) as session:
 
         def ask(setting: Setting) -> Measurement:
+            nonlocal asked
+            asked += 1
             return measure(session, workload.start(setting.batch_size), setting, settling=settling)
 
         try:
             found = search_setting(problem, ask, seed=seed)
         except BudgetError:
-            return None
-    return world.row(found.best.measurement.setting), len(found.measurements)
+            return None, asked
+    return world.row(found.best.measurement.setting), asked
 
 
 def main() -> None:
@@ -184,10 +191,11 @@ def main() -> None:
             world = make_world(board, model, cost, convergence(record, model, "target"))
             for row in one_world(world, proxy):
                 rows.append(row)
+                ours = f"{row['underwatt_s']:7.0f}s" if row["underwatt_s"] else " nothing"
                 print(
                     f"{board:8} {model:17} {row['budget_w']:6.2f}W {row['baseline_s']:8.0f}s {row['table_s']:7.0f}s "
-                    f"{row['underwatt_s']:7.0f}s {row['oracle_s']:7.0f}s {row['speedup']:6.2f} "
-                    f"{row['energy_ratio']:6.2f} {row['measured']:2d}",
+                    f"{ours} {row['oracle_s']:7.0f}s {row['speedup'] or 0.0:6.2f} "
+                    f"{row['energy_ratio'] or math.inf:6.2f} {row['measured']:2d}",
                     flush=True,
                 )
     report(rows)
@@ -209,12 +217,21 @@ def one_world(world: World, proxy: list[ConvergenceRun]) -> list[dict[str, Any]]
         baseline = best_within(world, baseline_rows, budget_w, world.time_s)
         table = best_within(world, grid, budget_w, proxy_time_s)
         oracle = best_within(world, list(range(len(world.settings))), budget_w, world.time_s)
-        ours = run_underwatt(world, proxy, parse_budget(f"{budget_w}W"), seed)
-        if baseline is None or table is None or oracle is None or ours is None:
-            print(f"{world.board} {world.model} {budget_w:g} W: not feasible for every method, left out")
+        if baseline is None or table is None or oracle is None:
+            print(f"{world.board} {world.model} {budget_w:g} W: the baseline cannot keep it, left out")
             continue
-        chosen, measured = ours
+        chosen, measured = run_underwatt(world, proxy, parse_budget(f"{budget_w}W"), seed)
         time_s, power_w = world.time_s, world.power_w
+        ours: dict[str, Any] = dict.fromkeys(("underwatt_s", "speedup", "energy_ratio", "over_w", "chosen"))
+        if chosen is not None:
+            baseline_j = time_s[baseline] * power_w[baseline]
+            ours = {
+                "underwatt_s": float(time_s[chosen]),
+                "speedup": float(time_s[baseline] / time_s[chosen]),
+                "energy_ratio": float(time_s[chosen] * power_w[chosen] / baseline_j),
+                "over_w": float(power_w[chosen] - budget_w),
+                "chosen": str(world.settings[chosen]),
+            }
         found.append(
             {
                 "device": world.board,
@@ -222,40 +239,48 @@ def one_world(world: World, proxy: list[ConvergenceRun]) -> list[dict[str, Any]]
                 "budget_w": float(budget_w),
                 "baseline_s": float(time_s[baseline]),
                 "table_s": float(time_s[table]),
-                "underwatt_s": float(time_s[chosen]),
                 "oracle_s": float(time_s[oracle]),
-                "speedup": float(time_s[baseline] / time_s[chosen]),
-                "energy_ratio": float(time_s[chosen] * power_w[chosen] / (time_s[baseline] * power_w[baseline])),
                 "measured": measured,
                 "proxy_cost": float(time_s[table] / time_s[best_within(world, grid, budget_w, world.time_s)]),
-                "over_w": float(power_w[chosen] - budget_w),
-                "chosen": str(world.settings[chosen]),
+                **ours,
             }
         )
     return found
 
 
 def report(rows: list[dict[str, Any]]) -> None:
-    speedups = [row["speedup"] for row in rows]
-    print(f"\n{len(rows)} cases on simulated boards")
+    speedups = [row["speedup"] or 0.0 for row in rows]
+    failed = [row for row in rows if row["underwatt_s"] is None]
+    kept = [row for row in rows if row["underwatt_s"] is not None]
+    print(f"\n{len(rows)} cases on simulated boards, {len(failed)} of them failures: nothing was found")
+    overall = statistics.geometric_mean(speedups) if min(speedups) > 0 else 0.0
     print(
-        f"  speedup over the paper's baseline: up to {max(speedups):.2f}, geometric mean "
-        f"{statistics.geometric_mean(speedups):.2f}, least {min(speedups):.2f}"
+        f"  speedup over the paper's baseline: up to {max(speedups):.2f}, geometric mean {overall:.2f}, "
+        f"least {min(speedups):.2f}"
     )
     print(
         f"  published table method: geometric mean "
         f"{statistics.geometric_mean(row['baseline_s'] / row['table_s'] for row in rows):.2f}"
     )
-    print(f"  time over the oracle's: mean {statistics.mean(row['underwatt_s'] / row['oracle_s'] for row in rows):.3f}")
-    print(f"  energy at or below the baseline's in {statistics.mean(row['energy_ratio'] <= 1 for row in rows):.0%}")
+    print(f"  time over the oracle's: mean {statistics.mean(over_oracle(row) for row in rows):.3f}")
+    thrifty = [row["energy_ratio"] is not None and row["energy_ratio"] <= 1 for row in rows]
+    print(f"  energy at or below the baseline's in {statistics.mean(thrifty):.0%}")
     print(f"  settings measured: mean {statistics.mean(row['measured'] for row in rows):.1f}")
-    print(f"  true power over the budget: worst {max(row['over_w'] / row['budget_w'] for row in rows):+.2%}")
+    worst = max((row["over_w"] / row["budget_w"] for row in kept), default=math.nan)
+    print(f"  true power over the budget: worst {worst:+.2%}")
     for model in dict.fromkeys(row["model"] for row in rows):
         extra = [100 * (row["proxy_cost"] - 1) for row in rows if row["model"] == model]
         print(f"  batch by proxy instead of target, {model}: +{statistics.mean(extra):.1f}%, worst +{max(extra):.1f}%")
     for row in rows:
-        if row["speedup"] < 1:
+        if row["underwatt_s"] is None:
+            print(f"  failure: {row['device']} {row['model']} at {row['budget_w']:g} W: nothing was found")
+        elif row["speedup"] < 1:
             print(f"  slower: {row['device']} {row['model']} at {row['budget_w']:g} W: {row['speedup']:.2f}")
+
+
+def over_oracle(row: dict[str, Any]) -> float:
+    """Time as a multiple of the oracle's; infinite where nothing was found."""
+    return math.inf if row["underwatt_s"] is None else float(row["underwatt_s"] / row["oracle_s"])
 
 
 if __name__ == "__main__":

@@ -4,20 +4,21 @@
 
 The target's table answers each measurement. ``time_penalty_pct`` compares the returned row with the fastest row of the
 table within the budget, lucky readings included, and ``over_w`` is above zero where the returned row exceeds it.
-``underwatt`` measures as it goes and returns a measured mode; should it find none that fits, it is charged with
-measuring the whole table. ``powertrain`` measures 50 random modes and returns what its networks predict to be
-the fastest that fits; ``random50`` the best of 50 random modes that fits (or the one of least power); ``maxn``
-every knob at its highest. A table with several batch sizes is judged by time per sample.
+``underwatt`` measures as it goes and returns a measured mode; should it find none that fits, its penalty is infinite
+(null in the file) and it is charged with measuring the whole table. ``powertrain`` measures 50 random modes and returns
+what its networks predict to be the fastest that fits; ``random50`` the best of 50 random modes that fits (or the one of
+least power); ``maxn`` every knob at its highest. A table with several batch sizes is judged by time per sample.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import sys
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -27,7 +28,7 @@ from underwatt.plan.budget import Budget
 from underwatt.plan.problem import Outlook, Problem
 from underwatt.plan.search import search_setting
 from underwatt.predict import PowerTrain, SettingArray
-from underwatt.records import DeviceInfo, Measurement, Profile, WorkloadInfo
+from underwatt.records import DeviceInfo, Measurement, Profile, WorkloadInfo, to_json
 from underwatt.tables import read_powertrain_table
 
 if TYPE_CHECKING:
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
 
 RANDOM_MODES = 50
 
-Choice = tuple[int, int]  # the returned row, and how many modes were measured
+Choice = tuple[int | None, int]  # the returned row (none: nothing was found), and how many modes were measured
 
 
 @dataclass(frozen=True)
@@ -46,7 +47,7 @@ class Row:
     budget_w: float
     repeat: int
     measured: int
-    time_penalty_pct: float
+    time_penalty_pct: float  # infinite where nothing was found
     over_w: float
 
 
@@ -88,9 +89,7 @@ class Bench:
                 seed=repeat,
             )
         except BudgetError:
-            row = oracle(self.truth, budget_w)
-            assert row is not None
-            return row, len(self._measurements)
+            return None, len(self._measurements)
         return self._rows[found.best.measurement.setting], len(found.measurements)
 
     def powertrain(self, budget_w: float, repeat: int) -> Choice:
@@ -135,6 +134,10 @@ def run(bench: Bench, budgets_w: Sequence[float], methods: Sequence[str], repeat
         for method in methods:
             for repeat in range(repeats):
                 row, measured = bench.methods[method](budget_w, repeat)
+                if row is None:
+                    print(f"{method} finds nothing within {budget_w:g} W, repeat {repeat}", file=sys.stderr)
+                    rows.append(Row(method, budget_w, repeat, measured, math.inf, 0.0))
+                    continue
                 penalty = 100 * (truth.time_s[row] / truth.time_s[best] - 1)
                 over_w = max(0.0, float(truth.drawn_w[row]) - budget_w)
                 rows.append(Row(method, budget_w, repeat, measured, float(penalty), over_w))
@@ -144,21 +147,29 @@ def run(bench: Bench, budgets_w: Sequence[float], methods: Sequence[str], repeat
 
 
 def summary(rows: Sequence[Row]) -> str:
-    """Each method in a line; penalties count only where the budget was kept."""
+    """Each method in a line; penalties count where the budget was kept, and finding nothing is an infinite one."""
     lines = [
         f"{'method':<11} {'cases':>5} {'mean %':>7} {'median %':>9} {'95th %':>7} {'worst %':>8} {'over':>5} "
-        f"{'over 1 W':>8} {'measured':>8}"
+        f"{'over 1 W':>8} {'nothing':>7} {'measured':>8}"
     ]
     for method in dict.fromkeys(row.method for row in rows):
         same = [row for row in rows if row.method == method]
         kept = np.array([row.time_penalty_pct for row in same if row.over_w == 0] or [np.nan])
         over = [row.over_w for row in same]
         lines.append(
-            f"{method:<11} {len(same):>5} {kept.mean():>7.2f} {np.median(kept):>9.2f} {np.percentile(kept, 95):>7.2f} "
+            f"{method:<11} {len(same):>5} {kept.mean():>7.2f} {_share(kept, 50):>9.2f} {_share(kept, 95):>7.2f} "
             f"{kept.max():>8.2f} {np.mean(np.array(over) > 0):>5.0%} {np.mean(np.array(over) > 1):>8.0%} "
+            f"{np.isinf(kept).sum():>7} "
             f"{np.mean([row.measured for row in same]):>8.1f}"
         )
     return "\n".join(lines)
+
+
+def _share(penalties: np.ndarray[Any, Any], percent: float) -> float:
+    """A percentile that infinite penalties may be in."""
+    huge = 1e9  # interpolating between infinities is no number
+    found = float(np.percentile(np.minimum(penalties, huge), percent))
+    return found if found < huge / 1e3 else math.inf
 
 
 def read_profile(path: Path) -> Profile:
@@ -204,7 +215,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(summary(rows))
     if options.json:
         options.json.parent.mkdir(parents=True, exist_ok=True)
-        options.json.write_text(json.dumps([asdict(row) for row in rows], indent=1) + "\n")
+        options.json.write_text(json.dumps(to_json(rows), indent=1) + "\n")
     return 0
 
 

@@ -94,14 +94,18 @@ def test_powertrain_takes_its_predictions_at_their_word(benchmark: ModuleType, t
     assert [row.measured for row in rows] == [50, 50]
 
 
-def test_not_finding_a_mode_is_charged_with_the_whole_table(benchmark: ModuleType, tmp_path: Path) -> None:
+def test_not_finding_a_mode_cannot_look_good(benchmark: ModuleType, tmp_path: Path) -> None:
     target = benchmark.read_profile(_table(tmp_path / "b.csv", 1.0))
     lucky = target.measurements[-1]
     broken = Measurement(lucky.setting, step_s=lucky.step_s, power_w=1.0)
     table = type(target)(target.device, target.workload, (*target.measurements[:-1], broken))
-    row = benchmark.run(benchmark.Bench([], table), [2.0], ["underwatt"], 1)[0]
-    assert row.over_w == 0
-    assert row.measured > 18
+    rows = benchmark.run(benchmark.Bench([], table), [2.0, 15.0], ["underwatt"], 1)
+    assert rows[0].time_penalty_pct == float("inf")
+    assert rows[0].measured == len(table.measurements)
+    assert np.isfinite(rows[1].time_penalty_pct)
+    line = benchmark.summary(rows).splitlines()[1].split()
+    mean, worst, nothing = line[2], line[5], line[8]
+    assert (mean, worst, nothing) == ("inf", "inf", "1")
 
 
 def test_random_modes_that_do_not_fit_are_shown_as_over(benchmark: ModuleType, tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 
 import pytest
@@ -53,13 +54,13 @@ def test_convergence_moves_the_choice_of_batch_size(
     assert planned["per"] == "target"
     assert planned["plan"]["chosen"]["setting"]["batch_size"] in (4, 8)
     assert planned["plan"]["chosen"]["power_w"]["expected"] <= 4
-    assert {other["name"] for other in planned["others"]} >= {"largest batch, clock", "highest clocks"}
+    assert {other["name"] for other in planned["others"]} >= {"largest batch, highest clock", "maximum mode"}
     assert run("plan", "--energy", "50Wh", "--deadline", "2h", "--least-energy") == 0
     assert run("plan", "--energy", "0.001J") == 1
     assert "smallest feasible energy" in capsys.readouterr().err
     assert run("plan", "--budget", "4W", "--target", "0.5") == 2
     kept = json.loads((tmp_path / "plan.json").read_text())
-    assert kept["plan"] == planned["plan"]
+    assert kept == planned
     assert kept["device"]["simulated"] is True
 
 
@@ -85,6 +86,10 @@ def test_a_person_sees_the_choice_and_what_others_take(profiled: str, capsys: py
         (["--budget", "4W", "--convergence", "nothing"], 2, "no convergence runs"),
         (["--budget", "4W", "--profile", "9"], 1, "no profile 9"),
         (["--budget", "4W", "--out", "no/such/folder/plan.json"], 2, "cannot be written"),
+        (["job.py:tiny", "--budget", "4W"], 2, "--measure"),
+        (["--measure", "job.py:tiny", "--budget", "4W", "--profile", "1"], 2, "one of the two"),
+        (["--measure", "--budget", "4W", "-d", "virtual:nano"], 2, "No job was named"),
+        (["--measure", "job.py:tiny", "-d", "virtual:nano", "--deadline", "2h"], 2, "underwatt converge"),
     ],
 )
 def test_nonsense_is_one_sentence(
@@ -125,3 +130,91 @@ def test_trainings_that_never_got_there_do_not_break_planning(
     capsys.readouterr()
     assert run("plan", "--budget", "4W") == 0
     assert "No training reached the target 0.9" in " ".join(capsys.readouterr().err.split())
+
+
+def test_a_plan_and_a_profile_with_its_convergence_travel_as_one_file_each(
+    profiled: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    converge_to(profiled, {4: 1000, 8: 1100, 16: 2000, 32: 5000}, tmp_path)
+    assert run("plan", "--budget", "4W", "--out", "plan.json", "--keep") == 0
+    assert run("store", "export", "plan:1", "again.json") == 0
+    assert (tmp_path / "again.json").read_text() == (tmp_path / "plan.json").read_text()
+    assert run("store", "export", "1", "both.json", "--with-convergence") == 0
+    for name in ("plan.json", "both.json", "plan.json"):
+        assert run("store", "import", name, "--store", "device.db") == 0
+    assert "known already" in capsys.readouterr().out
+    assert run("store", "ls", "--json", "--store", "device.db") == 0
+    there = json.loads(capsys.readouterr().out)
+    assert there["profiles"][0]["usable"] == 12
+    assert there["convergence"][0]["runs"] == 4
+    assert [kept["record"] for kept in there["plans"]] == [json.loads((tmp_path / "plan.json").read_text())]
+    assert run("store", "ls", "--store", "device.db") == 0
+    assert "plan:1: tiny on Virtual Jetson Nano" in capsys.readouterr().out
+    assert run("plan", "--budget", "4W", "--json", "--store", "device.db") == 0
+    assert json.loads(capsys.readouterr().out) == json.loads((tmp_path / "plan.json").read_text())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "says"),
+    [
+        (["export", "plan:7"], 1, "no plan 7"),
+        (["export", "plan:x"], 2, "no convergence runs"),
+        (["export", "1", "--with-convergence"], 2, "no convergence runs of tiny"),
+        (["export", "plan:1", "--with-convergence"], 2, "Only a profile"),
+        (["import", "half.json"], 2, "no whole plan"),
+    ],
+)
+def test_what_cannot_travel_is_one_sentence(
+    profiled: str, tmp_path: Path, arguments: list[str], code: int, says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run("plan", "--budget", "4W", "--out", "half.json") == 0
+    record = json.loads((tmp_path / "half.json").read_text())
+    del record["plan"]["chosen"]
+    (tmp_path / "half.json").write_text(json.dumps(record))
+    assert run("store", *arguments) == code
+    assert says in " ".join(capsys.readouterr().err.split())
+
+
+def test_powertrain_is_shown_when_asked_for(profiled: str, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("torch", reason="PowerTrain needs PyTorch")
+    assert run("plan", "--budget", "4W", "--json", "--powertrain") == 0
+    assert "PowerTrain's choice" in {other["name"] for other in json.loads(capsys.readouterr().out)["others"]}
+
+
+def test_without_pytorch_powertrain_is_left_out_with_a_note(
+    profiled: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "torch", None)
+    assert run("plan", "--budget", "4W", "--json", "--powertrain") == 0
+    shown = capsys.readouterr()
+    assert "PowerTrain is left out" in shown.err
+    assert "PowerTrain's choice" not in {other["name"] for other in json.loads(shown.out)["others"]}
+
+
+def test_measuring_as_you_go_says_why_and_ends_with_a_measured_choice(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("UNDERWATT_STORE", raising=False)
+    (tmp_path / "job.py").write_text(JOB)
+    ask = ("plan", "--measure", "job.py:tiny", "--device", "virtual:nano", "--budget", "4W")
+    assert run(*ask, "--json") == 0
+    shown = capsys.readouterr()
+    found = json.loads(shown.out)
+    assert found["plan"]["chosen"]["measured"] is True
+    assert found["plan"]["chosen"]["power_w"]["expected"] <= 4
+    assert 3 <= found["measured_now"] <= 36
+    told = " ".join(shown.err.split())
+    assert "to learn how time and power behave" in told
+    assert "expected to gain" in told
+    [oracle] = [other for other in found["others"] if other["known"] == "truth"]
+    assert oracle["name"] == "oracle (simulated truth)"
+    assert found["plan"]["chosen"]["time_s"]["expected"] <= 1.1 * oracle["time_s"]
+    assert run("store", "show", "1", "--json") == 0
+    assert len(json.loads(capsys.readouterr().out)["measurements"]) == found["measured_now"]
+    assert run(*ask) == 0
+    shown = capsys.readouterr()
+    assert f"{found['measured_now']} known" in " ".join(shown.err.split())
+    assert "oracle (simulated" in " ".join(shown.out.split())
+    assert run("plan", "--measure", "job.py:tiny", "-d", "virtual:nano", "--budget", "0.5W") == 1
+    assert "smallest" in capsys.readouterr().err

@@ -83,7 +83,7 @@ def test_bad_input_is_one_sentence_and_nothing_is_lost(
 def test_a_note_in_square_brackets_is_shown_and_breaks_nothing() -> None:
     note = "died [/opt/pytorch/c10/cuda/CUDAException.cpp:42] in [red]"
     failed = Measurement(Setting(PowerMode(gpu_mhz=1), 4), status=Status.FAILED, note=note)
-    assert note in Text.from_markup(profile_command._line(failed)).plain
+    assert note in Text.from_markup(profile_command.measured_line(failed)).plain
 
 
 def test_an_interrupt_keeps_what_was_measured(

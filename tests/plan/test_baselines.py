@@ -19,12 +19,22 @@ def _setting(row: int | None):
     return PROBLEM.candidates[row]
 
 
-def test_largest_batch_takes_the_highest_gpu_clock_that_fits() -> None:
+def test_largest_batch_takes_the_highest_gpu_clock_that_fits_with_all_else_at_its_highest() -> None:
     chosen = _setting(baselines.largest_batch(TABLE, 7.0))
     assert chosen.batch_size == 64
+    assert chosen.mode.cpu_mhz == max(world.CPU_MHZ)
     assert world.truth(chosen).power_w <= 7.0
     higher = [gpu for gpu in world.GPU_MHZ if gpu > chosen.mode.gpu_mhz]
-    assert all(world.truth(world.at(cpu, gpu, 64)).power_w > 7.0 for gpu in higher for cpu in world.CPU_MHZ)
+    assert higher
+    assert all(world.truth(world.at(max(world.CPU_MHZ), gpu, 64)).power_w > 7.0 for gpu in higher)
+
+
+def test_where_all_else_at_its_highest_does_not_fit_it_is_lowered() -> None:
+    fits = PROBLEM.candidates.column("cpu_mhz") < 2000.0
+    table = baselines.Table(TABLE.settings, TABLE.time_s, TABLE.sample_s, np.where(fits, TABLE.drawn_w, 50.0))
+    chosen = _setting(baselines.largest_batch(table, 7.0))
+    assert chosen.batch_size == 64
+    assert chosen.mode.cpu_mhz < 2000.0
 
 
 def test_largest_batch_falls_back_to_a_smaller_one_where_it_fits_at_no_clock() -> None:
@@ -65,7 +75,9 @@ def test_stock_modes_are_compared_by_name() -> None:
     name, row = baselines.stock_mode(TABLE, 7.0, modes)
     assert name == "middle"
     assert _setting(row) == world.at(1500.0, 600.0, 16)
-    assert baselines.stock_mode(TABLE, 1.0, modes) is None
+    name, row = baselines.stock_mode(TABLE, 1.0, modes)
+    assert (name, _setting(row)) == ("low", world.at(500.0, 200.0, 16))  # none fits: the thriftiest
+    assert baselines.stock_mode(TABLE, 7.0, {"elsewhere": modes["elsewhere"]}) is None
 
 
 def test_nothing_fits_is_none() -> None:

@@ -45,7 +45,8 @@ def test_batches_are_full_and_every_pass_is_whole(length, size, seed):
 @pytest.mark.parametrize("data", [Listed(5), (torch.zeros(5, 2), torch.zeros(5)), ([[0.0]] * 5, [1] * 5)])
 def test_a_batch_may_be_larger_than_the_data(data):
     job = make(data=data)
-    batches = endless_loader(job, train_and_test(job)[0], 32, 0, pin_memory=False)
+    train = train_and_test(job)[0]
+    batches = endless_loader(job, train, EndlessBatches(len(train), 32, 0), pin_memory=False)
     assert len(next(batches)[0]) == 32
     assert len(first_batch(job, 7)[1]) == 7
 
@@ -53,7 +54,7 @@ def test_a_batch_may_be_larger_than_the_data(data):
 def test_tensors_and_datasets_hand_out_the_same_batches():
     inputs, classes = blobs()
     pairs = list(zip(inputs, classes, strict=True))
-    fast, slow = (endless_loader(make(data=d), d_, 16, 3, pin_memory=False) for d, d_ in
+    fast, slow = (endless_loader(make(data=d), d_, EndlessBatches(len(d_), 16, 3), pin_memory=False) for d, d_ in
                   (((inputs, classes), Tensors((inputs, classes))), (pairs, pairs)))  # fmt: skip
     for _ in range(3):
         for one, other in zip(next(fast), next(slow), strict=True):

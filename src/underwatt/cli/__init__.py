@@ -27,6 +27,9 @@ HOMES = {
     "converge": "converge",
     "plan": "plan",
     "store": "store",
+    "budget": "budget",
+    "report": "report",
+    "watch": "watch",
     "demo": "demo",
 }
 

@@ -99,7 +99,7 @@ def profile(
                 progress.update(
                     bar, completed=done, total=total, left=f"{duration(expected_s(total - done, seen))} left"
                 )
-                progress.console.print(_line(found), soft_wrap=True)
+                progress.console.print(measured_line(found), soft_wrap=True)
 
             try:
                 outcome = run_profile(session, workload, settings, kept, options=options, watch=watch)
@@ -141,7 +141,8 @@ def _spread(space: ModeSpace, sizes: tuple[int, ...], count: int) -> list[Settin
     return in_order(candidates[int(row)] for row in rows)
 
 
-def _line(found: Measurement) -> str:
+def measured_line(found: Measurement) -> str:
+    """One measurement as a line for people."""
     if found.usable:
         mark = "[green]✓[/]" if found.status is Status.OK else "[yellow]![/]"
         return (

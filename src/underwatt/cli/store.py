@@ -6,17 +6,25 @@ import json
 import sys
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from underwatt.cli.format import KNOB_HEADINGS, plain_table
 from underwatt.cli.profile import STORE_HELP
 from underwatt.errors import InputError
+from underwatt.plan.plan_file import plan_of
 from underwatt.profile.exchange import read_file, write_convergence, write_profile
+from underwatt.profile.exchange_json import write_profile_with_convergence
 from underwatt.profile.store import Store, default_store_path
 from underwatt.records import KNOBS, to_json
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from typing import Any, TextIO
 
 _out = Console()
 _store_app = typer.Typer(no_args_is_help=True, help="Look at, export and import what was measured.")
@@ -29,12 +37,13 @@ _STORE = typer.Option(None, "--store", help=STORE_HELP, show_default=False)
 def list_profiles(
     store: Path | None = _STORE, as_json: bool = typer.Option(False, "--json", help="For programs.")
 ) -> None:
-    """List the profiles and convergence runs."""
+    """List the profiles, convergence runs and plans."""
     with Store(store or default_store_path(), create=False) as kept:
-        summaries, convergence = kept.summaries(), kept.convergence()
+        summaries, convergence, plans = kept.summaries(), kept.convergence(), kept.plans()
     if as_json:
         runs = [{"workload": to_json(workload), "runs": len(found)} for workload, found in convergence]
-        typer.echo(json.dumps({"profiles": to_json(summaries), "convergence": runs}, indent=2))
+        shown = {"profiles": to_json(summaries), "convergence": runs, "plans": to_json(plans)}
+        typer.echo(json.dumps(shown, indent=2))
         return
     table = Table(box=None, header_style="dim", padding=(0, 2, 0, 0))
     for column in ("profile", "workload", "device", "measured", "usable", "since"):
@@ -51,6 +60,8 @@ def list_profiles(
     _out.print(table if summaries else "No profiles yet.")
     for workload, found in convergence:
         _out.print(f"convergence: {workload.name}, {len(found)} runs [dim]{workload.id}[/]")
+    for kept_plan in plans:
+        _out.print(_plan_line(kept_plan.id, kept_plan.record), soft_wrap=True)
 
 
 @_store_app.command("show")
@@ -82,19 +93,18 @@ def show_profile(
 
 @_store_app.command("export")
 def export(
-    profile: str = typer.Argument(..., help="Number of a profile, or the id of a workload's convergence runs."),
+    what: str = typer.Argument(
+        ..., help="Number of a profile, the id of a workload's convergence runs, or plan:NUMBER."
+    ),
     file: Path | None = typer.Argument(None, help="Where to; standard output by default."),
+    with_convergence: bool = typer.Option(
+        False, "--with-convergence", help="A profile and its workload's convergence runs in one file (JSON)."
+    ),
     store: Path | None = _STORE,
 ) -> None:
-    """Write a profile, or a workload's convergence runs, as CSV that `import` takes on another machine."""
+    """Write a profile or convergence runs (CSV), both, or a plan (JSON), for `import` on another machine."""
     with Store(store or default_store_path(), create=False) as kept:
-        if profile.isdecimal():
-            write = partial(write_profile, kept.profile(int(profile)))
-        else:
-            runs = {workload.id: (workload, items) for workload, items in kept.convergence()}
-            if profile not in runs:
-                raise InputError(f"There are no convergence runs {profile!r}.", hint="`underwatt store ls` lists them.")
-            write = partial(write_convergence, *runs[profile])
+        write = _writer(kept, what, with_convergence=with_convergence)
     if file is None:
         write(sys.stdout)
         return
@@ -107,15 +117,18 @@ def export(
 
 @_store_app.command("import")
 def import_file(
-    file: Path = typer.Argument(..., help="An exported CSV, a PowerTrain table, or a Zeus power or train trace."),
+    file: Path = typer.Argument(..., help="An exported file, a plan, a PowerTrain table, or a Zeus trace."),
     device_name: str = typer.Option("", help="Device of a table that does not say; the file's name by default."),
     samples_per_epoch: float = typer.Option(1.0, min=1, help="For Zeus traces, which count epochs."),
     store: Path | None = _STORE,
 ) -> None:
-    """Take in measurements: our own export, PowerTrain's tables, Zeus' traces."""
+    """Take in measurements, convergence runs or a plan: our own export, PowerTrain's tables, Zeus' traces."""
     found = read_file(file, device_name=device_name, samples_per_epoch=samples_per_epoch)
+    for record in found.plans:
+        plan_of(record, str(file))  # a plan that cannot be used is refused here, not where it is needed
     with Store(store or default_store_path()) as kept:
         taken, counts = kept.take_in(found.profiles, found.convergence)
+        plans = [kept.keep_plan(record) for record in found.plans]
     for item, (number, new) in zip(found.profiles, taken, strict=True):
         _out.print(
             f"profile {number}: {item.workload.name} on {item.device.name}, "
@@ -123,3 +136,35 @@ def import_file(
         )
     for (workload, runs), new in zip(found.convergence, counts, strict=True):
         _out.print(f"convergence: {workload.name}, {len(runs)} runs, {new} of them new")
+    for record, (number, is_new) in zip(found.plans, plans, strict=True):
+        _out.print(_plan_line(number, record) + ("" if is_new else ", known already"), soft_wrap=True)
+
+
+def _writer(store: Store, what: str, *, with_convergence: bool) -> Callable[[TextIO], None]:
+    """How to write what was named."""
+    runs = {workload.id: (workload, items) for workload, items in store.convergence()}
+    if what.isdecimal():
+        profile = store.profile(int(what))
+        if not with_convergence:
+            return partial(write_profile, profile)
+        if profile.workload.id not in runs:
+            raise InputError(
+                f"There are no convergence runs of {profile.workload.name}.",
+                hint="`underwatt converge JOB` makes some.",
+            )
+        return partial(write_profile_with_convergence, profile, runs[profile.workload.id][1])
+    if with_convergence:
+        raise InputError("Only a profile is exported with its convergence runs.", hint="Name it by its number.")
+    kind, _, number = what.partition(":")
+    if kind == "plan" and number.isdecimal():
+        text = json.dumps(dict(store.plan(int(number)).record), indent=2) + "\n"
+        return lambda file: print(text, end="", file=file)
+    if what not in runs:
+        raise InputError(f"There are no convergence runs {what!r}.", hint="`underwatt store ls` lists them.")
+    return partial(write_convergence, *runs[what])
+
+
+def _plan_line(number: int, record: Mapping[str, Any]) -> str:
+    plan = plan_of(record, f"plan:{number}")
+    whose = f"{record['workload']['name']} on {record['device']['name']}"
+    return escape(f"plan:{number}: {whose}, {plan.budget}: {plan.setting}")

@@ -120,7 +120,7 @@ def noise_scale_prior(meter: NoiseScaleMeter) -> NoiseScalePrior | None:
 
 def measure_noise_scale(job: Job, batch_size: int, *, steps: int = 200, seed: int = 0) -> NoiseScaleMeter:
     """Train the job on its proxy data for some steps, each on two halves of a batch, and meter the noise."""
-    from underwatt.workload.data import endless_loader, train_and_test
+    from underwatt.workload.data import EndlessBatches, endless_loader, train_and_test
     from underwatt.workload.training import build_model, device_of, forward, loss_of, to_device
 
     if batch_size < 2:
@@ -132,7 +132,8 @@ def measure_noise_scale(job: Job, batch_size: int, *, steps: int = 200, seed: in
     parameters = list(model.parameters())
     optimizer = job.make_optimizer(parameters, job.lr_at(2 * half))
     train, _ = train_and_test(job, proxy=True)
-    batches = endless_loader(job, train, half, seed, pin_memory=device.type == "cuda")
+    order = EndlessBatches(len(train), half, seed)
+    batches = endless_loader(job, train, order, pin_memory=device.type == "cuda")
     meter = NoiseScaleMeter()
     for _ in range(steps):
         halves = [to_device(next(batches), device) for _ in range(2)]

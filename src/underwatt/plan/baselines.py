@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     Floats = NDArray[np.float64]
 
-# "The highest clock" compares the GPU first: it is the knob that the published baseline turns.
+# "The highest clock" turns the GPU's, as the published baseline does, with all else at its highest where that fits.
 CLOCKS = ("gpu_mhz", "power_limit_w", "mem_mhz", "cpu_mhz", "cpu_cores")
 
 
@@ -52,6 +52,10 @@ class Table:
         """What is expected of each candidate, taken at its word."""
         sample_s = np.exp(outlook.log_time_s - problem.log_steps) / problem.candidates.batch_size
         return cls(problem.candidates, np.exp(outlook.log_time_s), sample_s, np.exp(outlook.log_drawn_w))
+
+    def take(self, rows: NDArray[np.intp]) -> Table:
+        """Some of the settings."""
+        return Table(self.settings.take(rows), self.time_s[rows], self.sample_s[rows], self.drawn_w[rows])
 
     def fits(self, power_w: float) -> NDArray[np.bool_]:
         """Which settings keep the watts."""
@@ -88,21 +92,26 @@ def maximum_mode(table: Table) -> int:
 
 
 def stock_mode(table: Table, power_w: float, modes: Mapping[str, PowerMode]) -> tuple[str, int] | None:
-    """The fastest of the device's named modes that fits, with the middle batch size; others are left out."""
+    """The fastest of the device's named modes that fits, with the middle batch size; the thriftiest where none fits.
+
+    Modes that are not in the table are left out.
+    """
     sizes = np.unique(table.settings.batch_size)
-    found: dict[str, int] = {}
+    found: list[tuple[bool, float, str, int]] = []  # the best first
     middle = table.settings.batch_size == sizes[(len(sizes) - 1) // 2]
     for name, mode in modes.items():
         knobs = mode.knobs()
         if any(knob not in table.settings.knobs for knob in knobs):
             continue
-        same = middle & table.fits(power_w)
+        same = middle
         for knob, value in knobs.items():
-            same &= table.settings.values[:, table.settings.knobs.index(knob)] == value
-        row = _smallest(table.time_s, same)
+            same = same & (table.settings.values[:, table.settings.knobs.index(knob)] == value)
+        fitting = _smallest(table.time_s, same & table.fits(power_w))
+        row = _smallest(table.drawn_w, same) if fitting is None else fitting
         if row is not None:
-            found[name] = row
-    return min(found.items(), key=lambda item: float(table.time_s[item[1]]), default=None)
+            value = table.drawn_w[row] if fitting is None else table.time_s[row]
+            found.append((fitting is None, float(value), name, row))
+    return min(found)[2:] if found else None
 
 
 def trusting_choice(predicted: Table, power_w: float) -> int | None:
@@ -114,8 +123,17 @@ def _first_that_fits(table: Table, power_w: float, sizes: Floats) -> int | None:
     for size in sizes:
         rows = np.flatnonzero((table.settings.batch_size == size) & table.fits(power_w))
         if len(rows):
+            usual = rows[_others_at_most(table.settings)[rows]]
+            rows = usual if len(usual) else rows
             return int(rows[_by_clock(table.settings, rows)[0]])
     return None
+
+
+def _others_at_most(settings: SettingArray) -> NDArray[np.bool_]:
+    """Where every knob but the first of ``CLOCKS`` is at its highest."""
+    others = [settings.knobs.index(name) for name in [name for name in CLOCKS if name in settings.knobs][1:]]
+    values = settings.values[:, others]
+    return np.asarray(np.all(values == values.max(axis=0), axis=1))
 
 
 def _by_clock(settings: SettingArray, rows: NDArray[np.intp]) -> NDArray[np.intp]:

@@ -152,7 +152,7 @@ class Search:
         """Everything that is known, made by this search or before it."""
         return tuple(self._log.all)
 
-    def under(self, problem: Problem, *, most: int = MOST) -> Search:
+    def under(self, problem: Problem, *, most: int = MOST, least_gain: float = LEAST_GAIN) -> Search:
         """The search for another budget over the same candidates, with all that is known by now."""
         forecast = self._forecast.on(problem) if self._forecast else None
         return Search(
@@ -161,7 +161,7 @@ class Search:
             known=self.measurements,
             first=self._first,
             most=most,
-            least_gain=self._least_gain,
+            least_gain=least_gain,
             seed=self._seed,
             forecast=forecast,
         )

@@ -10,6 +10,7 @@ import numpy as np
 from underwatt.errors import PredictError
 from underwatt.predict.fewshot import FewShot
 from underwatt.predict.observations import FEWEST, observe
+from underwatt.records import Prediction
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -42,14 +43,22 @@ class ValidationReport:
     verdict: str
 
 
-def cross_validate(
+@dataclass(frozen=True, slots=True, eq=False)
+class HeldBack:
+    """Measurements, and what was predicted for each by a predictor that had not seen its setting."""
+
+    measurements: tuple[Measurement, ...]
+    predicted: Prediction
+
+
+def hold_back(
     measurements: Sequence[Measurement],
     references: Sequence[Profile] = (),
     *,
     predictor: Predictor | None = None,
     seed: int = 0,
-) -> ValidationReport:
-    """Hold back each measured setting in turn (in at most ten groups), predict it from the rest, and compare."""
+) -> HeldBack:
+    """Hold back each measured setting in turn (in at most ten groups), and predict it from the rest."""
     predictor = predictor or FewShot(seed=seed)
     seen = observe(measurements)
     usable = [m for m in measurements if m.usable]
@@ -64,24 +73,45 @@ def cross_validate(
     shuffled = np.random.default_rng(seed).permutation(len(distinct))
     fold_of = {distinct[at]: where % folds for where, at in enumerate(shuffled)}
     fold = np.array([fold_of[m.setting] for m in usable])
-    errors, covered = np.empty((2, len(usable))), np.empty((2, len(usable)), dtype=bool)
+    columns = {name: np.empty(len(usable)) for name in Prediction.__dataclass_fields__}
     for held_back in range(folds):
         rows = np.flatnonzero(fold == held_back)
         fitted = predictor.fit([m for m, f in zip(usable, fold, strict=True) if f != held_back], references)
         predicted = fitted.predict(seen.settings.take(rows))
-        for at, (mean, std, truth) in enumerate(
-            (
-                (predicted.log_step_s, predicted.log_step_s_std, seen.log_step_s[rows]),
-                (predicted.log_power_w, predicted.log_power_w_std, seen.log_power_w[rows]),
-            )
-        ):
-            errors[at, rows] = 100 * np.abs(np.exp(mean - truth) - 1)
-            covered[at, rows] = np.abs(mean - truth) <= Z90 * std
+        for name, column in columns.items():
+            column[rows] = getattr(predicted, name)
+    return HeldBack(tuple(usable), Prediction(**columns))
+
+
+def cross_validate(
+    measurements: Sequence[Measurement],
+    references: Sequence[Profile] = (),
+    *,
+    predictor: Predictor | None = None,
+    seed: int = 0,
+) -> ValidationReport:
+    """Predict each measured setting from the others, and compare with what was measured."""
+    predictor = predictor or FewShot(seed=seed)
+    return judge(hold_back(measurements, references, predictor=predictor, seed=seed), predictor.name)
+
+
+def judge(held: HeldBack, predictor: str) -> ValidationReport:
+    """What predictions of held-back settings are worth."""
+    usable, predicted = held.measurements, held.predicted
+    errors, covered = np.empty((2, len(usable))), np.empty((2, len(usable)), dtype=bool)
+    for at, (mean, std, truth) in enumerate(
+        (
+            (predicted.log_step_s, predicted.log_step_s_std, np.log([m.step_s for m in usable])),
+            (predicted.log_power_w, predicted.log_power_w_std, np.log([m.power_w for m in usable])),
+        )
+    ):
+        errors[at] = 100 * np.abs(np.exp(mean - truth) - 1)
+        covered[at] = np.abs(mean - truth) <= Z90 * std
     worst = int(np.argmax(errors[0]))
     mapes, covers = errors.mean(axis=1).tolist(), covered.mean(axis=1).tolist()
     grade = _grade(mapes, covers)
     return ValidationReport(
-        predictor=predictor.name,
+        predictor=predictor,
         measured=len(usable),
         time_mape=mapes[0],
         power_mape=mapes[1],
@@ -90,7 +120,7 @@ def cross_validate(
         worst=usable[worst].setting,
         worst_error=float(errors[0, worst]),
         grade=grade,
-        verdict=_verdict(grade, mapes, covers, len(distinct)),
+        verdict=_verdict(grade, mapes, covers, len({m.setting for m in usable})),
     )
 
 

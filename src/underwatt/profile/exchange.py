@@ -1,4 +1,4 @@
-"""Measurements and convergence runs as CSV: our own form, and the public tables and traces of the field.
+"""Files that hold measurements, convergence runs or a plan: our own, and the public tables and traces of the field.
 
 | form | told by its columns | becomes |
 |---|---|---|
@@ -7,6 +7,7 @@
 | PowerTrain table | ``cores`` and ``time_ms`` | one profile, named after the file |
 | Zeus power trace | ``power_limit`` and ``time_per_epoch`` | a profile for each dataset, network and optimizer |
 | Zeus train trace | ``target_metric`` and ``target_epoch`` | convergence runs for each of the same |
+| a profile with its convergence runs, a plan | JSON | as exported (``exchange_json``) |
 
 Zeus counts epochs, not samples: an epoch is taken as ``samples_per_epoch`` samples. Where that is not given an epoch
 counts as one sample, which changes no comparison between settings of the same workload.
@@ -22,6 +23,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from underwatt.errors import InputError
+from underwatt.profile.exchange_json import KIND, looks_like_json, owners_of, profile_of, read_json
 from underwatt.records import (
     COUNTS,
     FIGURES,
@@ -45,7 +47,7 @@ from underwatt.tables import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Mapping
     from pathlib import Path
     from typing import TextIO
 
@@ -64,6 +66,7 @@ class Exchanged:
 
     profiles: list[Profile] = field(default_factory=list)
     convergence: list[tuple[WorkloadInfo, tuple[ConvergenceRun, ...]]] = field(default_factory=list)
+    plans: list[Mapping[str, Any]] = field(default_factory=list)  # as their files hold them
 
 
 def write_profile(profile: Profile, file: TextIO) -> None:
@@ -100,6 +103,8 @@ def write_convergence(workload: WorkloadInfo, runs: Iterable[ConvergenceRun], fi
 
 def read_file(path: Path, *, device_name: str = "", samples_per_epoch: float = 1.0) -> Exchanged:
     """Read any of the forms above; ``device_name`` names the device of a table that does not say."""
+    if looks_like_json(path):
+        return _read_json(path)
     columns, rows = read_rows(path)
     name = device_name or path.stem
     if columns >= NATIVE_MARK:
@@ -128,6 +133,15 @@ def read_file(path: Path, *, device_name: str = "", samples_per_epoch: float = 1
         f"{path} is no table that Underwatt knows: its columns are {', '.join(sorted(columns)) or 'none'}.",
         hint="`underwatt store import --help` lists the forms.",
     )
+
+
+def _read_json(path: Path) -> Exchanged:
+    record = read_json(path)
+    if record[KIND] == "plan":
+        owners_of(record, path)
+        return Exchanged(plans=[record])
+    profile, runs = profile_of(record, path)
+    return Exchanged(profiles=[profile], convergence=[(profile.workload, runs)] if runs else [])
 
 
 def _grouped(

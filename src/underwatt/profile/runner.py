@@ -17,6 +17,8 @@ from underwatt.records import Measurement, Setting, Status
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from typing_extensions import Self
+
     from underwatt.device.session import Session
     from underwatt.profile.measure import MeasureOptions
     from underwatt.profile.store import Store
@@ -56,18 +58,14 @@ def run_profile(
     profile_id = store.profile_id(session.device.info, workload.info)
     known = list(store.measurements(profile_id))
     left = to_measure(settings, known)
-    total = len(left)
-    settling = Settling()
     measured: list[Measurement] = []
-    with _Runs(workload) as runs:
+    with Measurer(session, workload, store, profile_id, options) as measurer:
         for setting in left:
             if setting.batch_size >= smallest_too_large(measured):
                 continue
-            found = _measure_with_retry(session, runs, setting, options, settling)
-            store.add(profile_id, [found])
-            measured.append(found)
+            measured.append(measurer.measure(setting))
             if watch:
-                watch(found, len(measured), total)
+                watch(measured[-1], len(measured), len(left))
     tried = {m.setting for m in (*known, *measured)}
     limit = smallest_too_large([*known, *measured])
     return ProfileOutcome(
@@ -77,23 +75,55 @@ def run_profile(
     )
 
 
-def _measure_with_retry(
-    session: Session, runs: _Runs, setting: Setting, options: MeasureOptions | None, settling: Settling
-) -> Measurement:
-    for _ in range(TRIES):
+class Measurer:
+    """Measures settings of a job one after the other, whatever their order; each is on disk when it is known."""
+
+    def __init__(
+        self,
+        session: Session,
+        workload: Workload,
+        store: Store,
+        profile_id: int,
+        options: MeasureOptions | None = None,
+    ) -> None:
+        self._session = session
+        self._runs = _Runs(workload)
+        self._store = store
+        self._profile_id = profile_id
+        self._options = options
+        self._settling = Settling()
+
+    def measure(self, setting: Setting) -> Measurement:
+        """One setting; running out of memory and failing are answers too."""
+        found = self._measure_with_retry(setting)
+        self._store.add(self._profile_id, [found])
+        return found
+
+    def _measure_with_retry(self, setting: Setting) -> Measurement:
+        for _ in range(TRIES):
+            try:
+                run = self._runs.at(setting.batch_size)
+            except OutOfMemoryError as exc:
+                return Measurement(setting, status=Status.OUT_OF_MEMORY, note=exc.message)
+            except StepError as exc:
+                return Measurement(setting, status=Status.FAILED, note=str(exc))
+            found = measure(self._session, run, setting, self._options, self._settling)
+            if found.usable:
+                return found
+            self._runs.end()  # whatever went wrong, the next setting gets a fresh start
+            if found.status is Status.OUT_OF_MEMORY:
+                return found
+        return found
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
         try:
-            run = runs.at(setting.batch_size)
-        except OutOfMemoryError as exc:
-            return Measurement(setting, status=Status.OUT_OF_MEMORY, note=exc.message)
-        except StepError as exc:
-            return Measurement(setting, status=Status.FAILED, note=str(exc))
-        found = measure(session, run, setting, options, settling)
-        if found.usable:
-            return found
-        runs.end()  # whatever went wrong, the next setting gets a fresh start
-        if found.status is Status.OUT_OF_MEMORY:
-            return found
-    return found
+            self._runs.end()
+        except WorkloadError:
+            if kind is None:
+                raise
 
 
 class _Runs:
@@ -115,13 +145,3 @@ class _Runs:
         run, self._run = self._run, None
         if run is not None:
             run.stop()
-
-    def __enter__(self) -> _Runs:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        try:
-            self.end()
-        except WorkloadError:
-            if _[0] is None:
-                raise

@@ -16,6 +16,7 @@ import sqlalchemy as sa
 
 from underwatt.errors import StoreError
 from underwatt.profile.store_file import brief, check_header, fill, is_made, look_only, make_engine
+from underwatt.profile.store_plans import insert_plan, select_plans
 from underwatt.profile.store_rows import (
     CONVERGENCE,
     MEASUREMENTS,
@@ -32,8 +33,10 @@ from underwatt.profile.store_rows import (
 from underwatt.records import DeviceInfo, Profile, Status, WorkloadInfo, to_json
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from typing import Any
 
+    from underwatt.profile.store_plans import KeptPlan
     from underwatt.records import ConvergenceRun, Measurement
 
 STORE_VARIABLE = "UNDERWATT_STORE"
@@ -58,7 +61,7 @@ def default_store_path() -> Path:
 
 
 class Store:
-    """Profiles and convergence runs in one file. Make one per process; close it, or use it in a ``with``."""
+    """Profiles, convergence runs and plans in one file. Make one per process; close it, or use it in a ``with``."""
 
     def __init__(self, path: Path | str, *, create: bool = True) -> None:
         self.path = Path(path)
@@ -189,6 +192,23 @@ class Store:
             infos.setdefault(workload.id, workload)
             runs.setdefault(workload.id, []).append(run)
         return tuple((infos[key], tuple(runs[key])) for key in infos)
+
+    def keep_plan(self, record: Mapping[str, Any]) -> tuple[int, bool]:
+        """Keep a plan as its file holds it: its number, and whether it is new."""
+        with self._writing() as connection:
+            return insert_plan(connection, record)
+
+    def plans(self) -> tuple[KeptPlan, ...]:
+        """Every plan that was kept, oldest first."""
+        with self._translated(), self._engine.connect() as connection:
+            return select_plans(connection)
+
+    def plan(self, plan_id: int) -> KeptPlan:
+        """One plan by its number."""
+        for kept in self.plans():
+            if kept.id == plan_id:
+                return kept
+        raise StoreError(f"The store {self.path} has no plan {plan_id}.", hint="`underwatt store ls` lists them.")
 
     @contextmanager
     def _writing(self) -> Iterator[sa.Connection]:

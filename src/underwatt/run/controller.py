@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from underwatt.errors import ApplyError, BudgetError, ModeError, NotPermittedError, SensorError
-from underwatt.plan.duty import allows_pauses
 from underwatt.plan.search import Search
 from underwatt.profile.measure import MeasureOptions, Measuring
 from underwatt.profile.steady import Settling
@@ -33,6 +32,16 @@ if TYPE_CHECKING:
     from underwatt.profile.meter import Meter
     from underwatt.records import Profile
     from underwatt.run.live import LiveBudget
+
+
+# A device with clocks is taken to draw at most this share of the budget in a pause: it is the lower clocks' own idling
+# that counts, and what was read at the start was read at the clocks found.
+IDLE_SHARE = 0.75
+PAUSING_S = 2.0
+# Training on while another setting is measured costs about so many seconds: a few at a setting that is somewhat slower.
+MEASURING_COSTS_S = 0.6
+# How far to look ahead where it is not known when the training ends, and at most.
+USUAL_VIEW_S, LONGEST_VIEW_S = 3600.0, 86_400.0
 
 
 class State(str, Enum):
@@ -56,14 +65,12 @@ class ControlOptions:
     clear_excess: float = 0.04
     threshold: float = 0.015  # share of power that counts as drift
     same_level: float = 0.03  # budgets this close to each other need no search of their own
-    most_measurements: int = 40
+    most_a_level: int = 12  # measurements for one level of the budget
     least_gain: float = 0.005
-    hopeless: float = 1.5  # so many times slower than the best: measured no further
+    hopeless: float = 1.3  # so many times slower than the best: measured no further
+    rough: float = 0.05  # half width of the intervals that suffices to rule a setting out
     lost_s: float = 10.0  # a sensor may be silent for so long
     throttle_s: float = 60.0  # how long clocks above a throttled one are not used
-
-
-Listener = "Callable[[str, dict[str, Any]], None]"
 
 
 class Controller:
@@ -91,17 +98,11 @@ class Controller:
         self._begun_s = self._now_s() if begun_s is None else begun_s
         self._base = problem
         self._knowledge = Knowledge(problem, known)
-        self._search = Search(
-            problem,
-            references=references,
-            known=known,
-            most=self._options.most_measurements,
-            least_gain=self._options.least_gain,
-        )
+        self._search = Search(problem, references=references, known=known)
         self._settling = Settling()
+        self._has_knobs = bool(problem.candidates.knobs)
         self._pacer = Pacer(meter, problem.idle_w or 0.0, self._now_s())
         self._measuring: Measuring | None = None
-        self._made = 0
         self._search_w = math.nan
         self._searched_w: list[float] = []
         self._budget_w = math.nan
@@ -111,6 +112,8 @@ class Controller:
         self._changed_s = self._level_s = self._now_s()
         self._steps_since_change = 0
         self._share_done = 0.0
+        self._paused_s = 0.0
+        self._last_pause_s = self._next_state_s = -math.inf
         self.setting: Setting | None = None
 
     # What the training loop calls
@@ -132,6 +135,8 @@ class Controller:
                 self._measuring = self._start_measuring(now_s)
         if now_s >= self._next_look_s:
             self._look(now_s)
+        if self._measuring is not None and self._has_knobs:
+            return
         while (pause_s := self._pacer.pause_s(self._now_s())) > 0:
             begin_s = self._now_s()
             self._clock.sleep(pause_s)
@@ -139,6 +144,7 @@ class Controller:
             self._meter.pause(begin_s, end_s)
             self._pacer.paused(end_s - begin_s)
             self._paused_s += end_s - begin_s
+            self._last_pause_s = end_s
             if end_s >= self._next_look_s:
                 self._look(end_s)
 
@@ -177,7 +183,10 @@ class Controller:
         """Drawn since the training began, as far as it was read."""
         return self.energy_before_j + self._pacer.energy_j
 
-    _paused_s = 0.0
+    @property
+    def pausing(self) -> bool:
+        """Whether there were pauses in the last seconds."""
+        return self._now_s() - self._last_pause_s < PAUSING_S
 
     @property
     def pause_share(self) -> float:
@@ -230,7 +239,7 @@ class Controller:
         fell = watts < self._budget_w
         self._budget_w = watts
         self._level_s = self._now_s()
-        self._pacer.set_budget(watts)
+        self._pacer.set_budget(watts, self._idle_w())
         self._tell("budget", {"power_w": watts if math.isfinite(watts) else None, "why": why})
         if self.setting is None:
             return
@@ -245,7 +254,7 @@ class Controller:
         so_far = self._measuring.so_far if self._measuring else None
         if so_far is None:
             return True
-        return so_far.power_w > self._knowledge.effective_w(self._budget_w)
+        return so_far.power_w > self._budget_w
 
     def _watch(self, now_s: float) -> None:
         """Compare what is measured with what is known of the setting in use."""
@@ -277,7 +286,7 @@ class Controller:
             return math.nan, math.nan, False
         paused_s = float(self._meter.paused_s(trace.at_s)[-1])
         seconds = float(trace.at_s[-1] - trace.at_s[0])
-        power_w = (trace.energy_j - (self._base.idle_w or 0.0) * paused_s) / max(seconds - paused_s, 1e-9)
+        power_w = (trace.energy_j - self._idle_w() * paused_s) / max(seconds - paused_s, 1e-9)
         if paused_s > 0.5 * seconds:
             power_w = math.nan  # mostly idle: says little about steps
         times = self._meter.step_times(since_s)
@@ -291,7 +300,6 @@ class Controller:
         what = f"{drift.extra_w - before.extra_w:+.2f} W, {drift.slow_factor / before.slow_factor:.2f}× the time"
         self._note("info", f"The device has drifted ({what}); planning again.")
         self.state = State.CORRECTING if over else State.HOLDING
-        self._searched_w.clear()
         self._level_s = self._now_s()
         self._settle_for_best(self.state, f"{power_w:.2f} W were measured")
 
@@ -309,8 +317,6 @@ class Controller:
             self._throttle = (running, now_s + self._options.throttle_s)
             self._note("warning", f"The device slows itself down ({', '.join(state.throttle_reasons)}).")
             self._settle_for_best(State.CORRECTING, f"the GPU is throttled to {running:g} MHz")
-
-    _next_state_s = -math.inf
 
     # The sensor
 
@@ -341,21 +347,35 @@ class Controller:
     def _may_search(self, now_s: float) -> bool:
         if self.state is not State.HOLDING or self._lost_since_s is not None or self._throttle is not None:
             return False
-        if self._made >= self._options.most_measurements:
-            return False
         stays_s = self._live.next_change_s(now_s - self._begun_s) - (now_s - self._begun_s)
         if now_s - self._level_s < 1.0 or stays_s < 2.0:
             return False
         level_w = self._knowledge.effective_w(self._budget_w)
         return not any(abs(level_w / done_w - 1) <= self._options.same_level for done_w in self._searched_w)
 
+    def _time_at_level_s(self) -> float:
+        """How long watts like these are expected to hold, over all times that they come."""
+        left_s = self.time_left_s
+        left_s = min(left_s, LONGEST_VIEW_S) if math.isfinite(left_s) else USUAL_VIEW_S
+        schedule = self._live.schedule
+        if schedule is None:
+            return left_s
+        now_s = self._elapsed_s()
+        near = self._options.same_level * self._budget_w
+        pieces = schedule.pieces(now_s, now_s + left_s)
+        alike_s = sum(end_s - begin_s for begin_s, end_s, power_w in pieces if abs(power_w - self._budget_w) <= near)
+        return max(alike_s, 1.0)
+
     def _seek(self) -> None:
         """Ask the search what to measure next, and train with that; with nothing to ask, hold the best."""
         level_w = self._knowledge.effective_w(self._budget_w)
         if not math.isclose(level_w, self._search_w, rel_tol=1e-3):
-            self._search = self._search.under(self._problem_now(), most=self._options.most_measurements)
+            least_gain = max(self._options.least_gain, MEASURING_COSTS_S / self._time_at_level_s())
+            self._search = self._search.under(
+                self._search_problem(), most=self._options.most_a_level, least_gain=least_gain
+            )
             self._search_w = level_w
-        ask = self._search.ask() if self._made < self._options.most_measurements else None
+        ask = self._search.ask()
         while ask is not None and not self._knowledge.usable(ask.setting):
             self._search.tell(Measurement(ask.setting, status=Status.FAILED))
             ask = self._search.ask()
@@ -374,12 +394,12 @@ class Controller:
             now_s,
             self._options.measure,
             self._settling,
-            self._base.idle_w,
+            self._idle_w(),
         )
 
     def _follow_measurement(self, now_s: float) -> None:
         assert self._measuring is not None
-        if not (self._measuring.is_enough() or self._is_hopeless()):
+        if not (self._measuring.is_enough() or self._is_decided()):
             return
         found = self._measuring.end()
         if found is None:
@@ -387,34 +407,45 @@ class Controller:
         self._measuring = None
         self._take(replace(found, cost_s=now_s - self._changed_s))
         self._pacer.expect(found.power_w)
+        self._pacer.forgive()
         self._seek()
 
-    def _is_hopeless(self) -> bool:
-        """Whether the setting under measurement is clearly worse than the best that is known."""
+    def _is_decided(self) -> bool:
+        """Whether the setting under measurement is out already: it draws too much, or is clearly too slow."""
         so_far = self._measuring.so_far if self._measuring else None
-        if so_far is None or so_far.steps < 2 or so_far.samples < 8:
+        if so_far is None or so_far.power_w_ci95 > self._options.rough * so_far.power_w:
+            return False
+        seen = self._knowledge.drift.seen_from(so_far)
+        if self._has_knobs and seen.power_w - seen.power_w_ci95 > self._knowledge.effective_w(self._budget_w):
+            return True
+        if so_far.steps < 3 or so_far.step_s_ci95 > self._options.rough * so_far.step_s:
             return False
         problem = self._problem_now()
         best = self._knowledge.best(problem)
-        trial = Knowledge(problem, [self._knowledge.drift.seen_from(so_far)]).best(problem)
+        trial = Knowledge(problem, [seen]).best(problem)
         return bool(best and best.fits and trial and trial.time_s > self._options.hopeless * best.time_s)
 
     def _take(self, measurement: Measurement) -> None:
-        self._made += 1
         self._tell("measured", {"measurement": measurement})
         corrected = self._knowledge.drift.seen_from(measurement)
         self._knowledge.add(corrected)
         self._search.tell(corrected)
 
     def _problem_now(self) -> Problem:
-        """The problem with the watts that drift leaves, and what is left of joules and time."""
-        budget = self._live.budget
-        watts = None if math.isinf(self._budget_w) else self._knowledge.effective_w(self._budget_w)
-        return (
-            replace(self._base, budget=replace(budget, power_w=watts, energy_j=None, deadline_s=None))
-            if (watts is not None)
-            else self._base
-        )
+        """The problem with the watts that drift leaves."""
+        if math.isinf(self._budget_w):
+            return self._base
+        watts = self._knowledge.effective_w(self._budget_w)
+        budget = replace(self._live.budget, power_w=watts, energy_j=None, deadline_s=None)
+        return replace(self._base, budget=budget, idle_w=min(self._idle_w(), IDLE_SHARE * watts))
+
+    def _search_problem(self) -> Problem:
+        """What to look for: where clocks can be set, settings that fit as they are, for pauses would blur the reading.
+
+        Pauses are then only for settings whose power is known already.
+        """
+        problem = self._problem_now()
+        return replace(problem, idle_w=None) if self._has_knobs else problem
 
     # Setting
 
@@ -469,9 +500,16 @@ class Controller:
         known = self._knowledge.of(self.setting) if self.setting else None
         return known.step_s * self._knowledge.drift.slow_factor if known else 0.0
 
+    def _idle_w(self) -> float:
+        """Power in a pause: as it was found, or less where lower clocks, which a lower budget asks for, draw less."""
+        found_w = self._base.idle_w
+        if found_w is None:
+            return 0.0 if math.isinf(self._budget_w) else IDLE_SHARE * self._budget_w
+        return min(found_w, IDLE_SHARE * self._budget_w) if self._base.candidates.knobs else found_w
+
     def _check_feasible(self, watts: float) -> None:
         idle_w = self._base.idle_w
-        if idle_w is not None and allows_pauses(self._live.budget) and watts <= idle_w:
+        if idle_w is not None and not self._base.candidates.knobs and watts <= idle_w:
             raise BudgetError(
                 f"{watts:g} W is less than the device draws while it waits ({idle_w:.2f} W).",
                 hint=f"The smallest budget that can be held is above {idle_w:.2f} W.",

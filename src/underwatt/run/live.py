@@ -35,6 +35,10 @@ class LiveBudget:
         self._inbox = inbox
         self._next_poll_s = -math.inf
 
+    def listen(self, inbox: Inbox) -> None:
+        """Take budgets that are posted there while the run goes on."""
+        self._inbox = inbox
+
     @property
     def schedule(self) -> Schedule | None:
         """Watts by elapsed time; ``None`` where no watts are bounded."""

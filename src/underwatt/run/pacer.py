@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 SLACK_S = 0.02
 # The debt of a long step is paid back in pieces of at most this: in between somebody may change the budget.
 LONGEST_PAUSE_S = 0.25
+FORGIVEN_S = 0.1
 # Idling must draw at least this share less than the budget, or pausing pays nothing back.
 LEAST_RELIEF = 0.02
 
@@ -41,14 +42,19 @@ class Pacer:
         """Whether idling draws enough less than the budget for pauses to help."""
         return self._budget_w * (1 - LEAST_RELIEF) > self._idle_w
 
-    def set_budget(self, power_w: float) -> None:
-        """Hold other watts from now on."""
-        self._budget_w = power_w
+    def set_budget(self, power_w: float, idle_w: float) -> None:
+        """Hold other watts from now on; a pause is expected to draw ``idle_w``."""
+        self._budget_w, self._idle_w = power_w, idle_w
 
     def expect(self, busy_w: float | None, blind_until_s: float = -math.inf) -> None:
         """Steps draw so many watts from now on; until a moment readings still tell of what was before."""
         self._busy_w = busy_w
         self._blind_until_s = blind_until_s if busy_w is not None else -math.inf
+
+    def forgive(self) -> None:
+        """Pay back no more than a fraction of a second: a measurement that drew too much is over."""
+        self._count()
+        self._debt_j = min(self._debt_j, FORGIVEN_S * self._budget_w) if self._budget_w < math.inf else 0.0
 
     def paused(self, seconds: float) -> None:
         """So long was waited."""

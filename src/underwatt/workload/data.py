@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from typing import TYPE_CHECKING, Any
 
 from underwatt.workload._torch import DataLoader, Subset, TensorDataset, default_collate, torch
@@ -57,27 +58,45 @@ def train_and_test(job: Job, *, proxy: bool = False) -> tuple[Any, Any]:
 class EndlessBatches:
     """Indices of one batch after another: shuffled passes laid end to end, so that every batch is full.
 
-    There is no pause between passes, and a batch may be larger than the data.
+    There is no pause between passes, and a batch may be larger than the data. The batch size may be changed on the
+    way: the next batch has it, and no sample is skipped or repeated for it.
     """
 
     def __init__(self, length: int, batch_size: int, seed: int) -> None:
+        self.batch_size = batch_size
+        self.handed_out: deque[list[int]] = deque()  # batches that were not trained on yet, oldest first
         self._length = length
-        self._batch_size = batch_size
-        self._seed = seed
+        self._generator = torch.Generator().manual_seed(seed)
+        self._waiting: list[int] = []
 
     def __iter__(self) -> Iterator[list[int]]:
-        generator = torch.Generator().manual_seed(self._seed)
-        waiting: list[int] = []
         while True:
-            while len(waiting) < self._batch_size:
-                waiting += torch.randperm(self._length, generator=generator).tolist()
-            yield waiting[: self._batch_size]
-            waiting = waiting[self._batch_size :]
+            while len(self._waiting) < self.batch_size:
+                self._waiting += torch.randperm(self._length, generator=self._generator).tolist()
+            batch, self._waiting = self._waiting[: self.batch_size], self._waiting[self.batch_size :]
+            self.handed_out.append(batch)
+            yield batch
+
+    def take_back(self) -> None:
+        """Hand out again, in the same order, what was not trained on."""
+        self._waiting = [index for batch in self.handed_out for index in batch] + self._waiting
+        self.handed_out.clear()
+
+    def state(self) -> dict[str, Any]:
+        """Where the stream stands, as after ``take_back``."""
+        waiting = [index for batch in self.handed_out for index in batch] + self._waiting
+        return {"generator": self._generator.get_state(), "waiting": waiting}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Go on where another stream over the same data stood."""
+        self._generator.set_state(state["generator"])
+        self._waiting = list(state["waiting"])
+        self.handed_out.clear()
 
 
-def endless_loader(job: Job, dataset: Any, batch_size: int, seed: int, *, pin_memory: bool) -> Iterator[Any]:
+def endless_loader(job: Job, dataset: Any, batches: EndlessBatches, *, pin_memory: bool) -> Iterator[Any]:
     """Full, shuffled batches without end."""
-    return _loader(job, dataset, pin_memory, batch_sampler=EndlessBatches(len(dataset), batch_size, seed))
+    return _loader(job, dataset, pin_memory, batch_sampler=batches)
 
 
 def one_pass(job: Job, dataset: Any, batch_size: int) -> Iterator[Any]:

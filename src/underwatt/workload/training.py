@@ -6,7 +6,7 @@ import copy
 from typing import TYPE_CHECKING, Any
 
 from underwatt.workload._torch import torch
-from underwatt.workload.data import endless_loader, one_pass, train_and_test
+from underwatt.workload.data import EndlessBatches, endless_loader, one_pass, train_and_test
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -68,40 +68,76 @@ class Training:
     def __init__(self, job: Job, batch_size: int, *, proxy: bool = False, seed: int | None = None) -> None:
         self.job = job
         self.device = device_of(job)
-        self._seed = job.seed if seed is None else seed
-        self.model = build_model(job, self._seed).to(self.device)
+        seed = job.seed if seed is None else seed
+        self.model = build_model(job, seed).to(self.device)
         self.optimizer = job.make_optimizer(self.model.parameters(), job.lr_at(batch_size))
         self.steps = 0
         self.samples = 0
+        self.batch_size = batch_size  # of the last batch; the first one until there is one
         self._train_data, self._test_data = train_and_test(job, proxy=proxy)
+        self._order = EndlessBatches(len(self._train_data), batch_size, seed)
         self._batches: Iterator[Any] | None = None
-        self.set_batch_size(batch_size)
+        self._open_loader()
 
     def set_batch_size(self, batch_size: int) -> None:
-        """Go on at another batch size."""
-        self.batch_size = batch_size
-        for group in self.optimizer.param_groups:
-            group["lr"] = self.job.lr_at(batch_size)
-        self._batches = endless_loader(
-            self.job,
-            self._train_data,
-            batch_size,
-            self._seed + self.steps,  # a change on the way must not repeat the first batches
-            pin_memory=self.device.type == "cuda",
-        )
+        """Go on at another batch size; batches that worker processes have prepared are trained on first."""
+        self._order.batch_size = batch_size
 
     def step(self) -> torch.Tensor:
         """Train on one batch; the loss stays on the device, so that a GPU is not waited for."""
         assert self._batches is not None, "closed"
         batch = to_device(next(self._batches), self.device)
+        self._follow_size(len(self._order.handed_out[0]))
         self.model.train()
         self.optimizer.zero_grad(set_to_none=True)
         loss = loss_of(self.job, *forward(self.job, self.model, batch))
         loss.backward()  # type: ignore[no-untyped-call]
         self.optimizer.step()
+        self._order.handed_out.popleft()
         self.steps += 1
         self.samples += self.batch_size
         return loss.detach()
+
+    def redo(self, batch_size: int) -> None:
+        """A step did not fit into memory: its samples, and all that were prepared, come again in smaller batches."""
+        self.optimizer.zero_grad(set_to_none=True)
+        self._batches = None  # with its worker processes
+        self._order.take_back()
+        self._order.batch_size = batch_size
+        self._open_loader()
+
+    def state(self) -> dict[str, Any]:
+        """All that is needed to go on elsewhere as if nothing had happened."""
+        return {
+            "model": self.model.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "order": self._order.state(),
+            "batch_size": self.batch_size,
+            "steps": self.steps,
+            "samples": self.samples,
+            "random": torch.get_rng_state(),
+        }
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Go on from a state."""
+        self.model.load_state_dict(state["model"])
+        self.optimizer.load_state_dict(state["optimizer"])
+        self._batches = None
+        self._order.restore(state["order"])
+        self._order.batch_size = state["batch_size"]
+        self.batch_size, self.steps, self.samples = state["batch_size"], state["steps"], state["samples"]
+        torch.set_rng_state(state["random"])
+        self._open_loader()
+
+    def _open_loader(self) -> None:
+        pin_memory = self.device.type == "cuda"
+        self._batches = endless_loader(self.job, self._train_data, self._order, pin_memory=pin_memory)
+
+    def _follow_size(self, batch_size: int) -> None:
+        if batch_size != self.batch_size:
+            self.batch_size = batch_size
+            for group in self.optimizer.param_groups:
+                group["lr"] = self.job.lr_at(batch_size)
 
     def evaluate(self) -> float:
         """The metric on held-out data, each sample counting once."""

@@ -1,0 +1,1 @@
+"""What a person looks at: figures as plain records first, drawn second; and a live page."""

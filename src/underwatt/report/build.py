@@ -1,0 +1,216 @@
+"""A report from what is known: every figure that the data allow, and for the others what would provide them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from underwatt import __version__
+from underwatt.converge.curve import fit_convergence
+from underwatt.errors import UnderwattError
+from underwatt.report.checking import convergence_figure, parity_figure
+from underwatt.report.figures import Decision, Measurements, Missing, Report, Title
+from underwatt.report.planned import make_plan
+from underwatt.report.planning import decide, energy_by_setting, front_figure, heat_maps, measured_message
+from underwatt.report.running import energy_figures, happened, setting_of, trace_figure
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from underwatt.converge.curve import ConvergenceCurve
+    from underwatt.plan import Budget
+    from underwatt.predict import SettingArray
+    from underwatt.records import ConvergenceRun, PowerMode, Profile, Setting
+    from underwatt.report.planned import Planned
+    from underwatt.run.log_read import RunRecord
+
+_RUN = "underwatt run JOB --budget 10W"
+
+
+def build_report(
+    profile: Profile,
+    candidates: SettingArray | None,
+    *,
+    made_at: str,
+    convergence: Sequence[ConvergenceRun] = (),
+    target: float | None = None,
+    budget: Budget | None = None,
+    record: RunRecord | None = None,
+    references: Sequence[Profile] = (),
+    stock_modes: Mapping[str, PowerMode] | None = None,
+) -> Report:
+    """Every figure of a workload on a device.
+
+    ``candidates`` are the settings to choose from (``None``: too little was measured to choose), ``convergence`` the
+    runs of the workload, ``record`` one training of it.
+    """
+    missing: list[Missing] = []
+    curve = _curve(convergence, target, missing)
+    planned = _planned(profile, candidates, budget, curve, record, references, stock_modes, missing)
+    report = Report(
+        title=_title(profile, budget, made_at),
+        decision=None,
+        front=None,
+        time_map=None,
+        power_map=None,
+        convergence=None,
+        parity=None,
+        trace=None,
+        energy_over_time=None,
+        energy_spent=None,
+        energy_by_setting=None,
+        measurements=_measurements(profile),
+        assumptions=_assumptions(profile, planned, record, references, curve),
+        missing=(),
+    )
+    if planned is not None:
+        sentence, key_figures = decide(planned, None if curve is None else curve.target)
+        front = front_figure(planned)
+        time_map, power_map = heat_maps(planned) or (None, None)
+        report = replace(
+            report,
+            decision=Decision(sentence, planned.reason, "" if record is None else happened(record), key_figures),
+            front=front,
+            time_map=time_map,
+            power_map=power_map,
+            energy_by_setting=energy_by_setting(planned, front),
+        )
+    if curve is not None:
+        sizes = () if candidates is None else sorted({int(size) for size in candidates.batch_size})
+        chosen = None if planned is None else planned.chosen.setting.batch_size
+        report = replace(report, convergence=convergence_figure(convergence, curve, sizes, chosen))
+    try:
+        report = replace(report, parity=parity_figure(profile.measurements, references))
+    except UnderwattError as exc:
+        missing.append(Missing("Predicted against measured", exc.message, "underwatt profile JOB"))
+    report = _with_run(report, record, planned, budget, missing)
+    return replace(report, missing=tuple(missing))
+
+
+def _title(profile: Profile, budget: Budget | None, made_at: str) -> Title:
+    return Title(
+        workload=profile.workload.name,
+        device=profile.device.name,
+        simulated=profile.device.simulated,
+        budget="" if budget is None else str(budget),
+        made_at=made_at,
+        version=__version__,
+    )
+
+
+def _curve(runs: Sequence[ConvergenceRun], target: float | None, missing: list[Missing]) -> ConvergenceCurve | None:
+    if not runs:
+        missing.append(
+            Missing("Convergence", "No convergence runs of this workload are stored.", "underwatt converge JOB")
+        )
+        return None
+    try:
+        return fit_convergence(runs, runs[-1].target if target is None else target)
+    except UnderwattError as exc:
+        missing.append(Missing("Convergence", exc.message, "underwatt converge JOB"))
+        return None
+
+
+def _planned(
+    profile: Profile,
+    candidates: SettingArray | None,
+    budget: Budget | None,
+    curve: ConvergenceCurve | None,
+    record: RunRecord | None,
+    references: Sequence[Profile],
+    stock_modes: Mapping[str, PowerMode] | None,
+    missing: list[Missing],
+) -> Planned | None:
+    section = "Decision, front, heat maps and energy"
+    if candidates is None:
+        missing.append(Missing(section, "Too few settings were measured to predict others.", "underwatt profile JOB"))
+        return None
+    if budget is None:
+        missing.append(Missing(section, "No budget was given.", "underwatt report --budget 10W"))
+        return None
+    decided = None if record is None else decided_by(record, budget)
+    try:
+        return make_plan(
+            profile,
+            candidates,
+            budget,
+            curve,
+            references=references,
+            stock_modes=stock_modes,
+            decided=decided,
+        )
+    except UnderwattError as exc:
+        missing.append(Missing(section, str(exc), "underwatt report --budget 10W"))
+        return None
+
+
+def decided_by(record: RunRecord, budget: Budget) -> tuple[Setting, str] | None:
+    """What a run chose last under this budget, and why."""
+    plans = [
+        plan
+        for plan in record.of("plan")
+        if budget.power_w is None or float(record.budget_at([plan["at_s"]])[0]) == budget.power_w
+    ]
+    return (setting_of(plans[-1]["chosen"]), str(plans[-1]["reason"])) if plans else None
+
+
+def _measurements(profile: Profile) -> Measurements | None:
+    rows = profile.measurements
+    if not rows:
+        return None
+    knobs = tuple(dict.fromkeys(knob for row in rows for knob in row.setting.mode.knobs()))
+    cost_s = sum(row.cost_s for row in rows)
+    return Measurements(knobs, rows, measured_message(len(rows), len(profile.usable()), cost_s))
+
+
+def _with_run(
+    report: Report, record: RunRecord | None, planned: Planned | None, budget: Budget | None, missing: list[Missing]
+) -> Report:
+    section = "Power and energy over time"
+    if record is None:
+        missing.append(Missing(section, "There is no run to show.", _RUN))
+        return report
+    trace = trace_figure(record)
+    if trace is None:
+        missing.append(Missing(section, "The run logged no power.", _RUN))
+        return report
+    expected_j = planned.chosen.energy_j.expected if planned is not None and planned.per == "target" else None
+    over_time, spent = energy_figures(record, expected_j, None if budget is None else budget.energy_j) or (None, None)
+    return replace(report, trace=trace, energy_over_time=over_time, energy_spent=spent)
+
+
+def _assumptions(
+    profile: Profile,
+    planned: Planned | None,
+    record: RunRecord | None,
+    references: Sequence[Profile],
+    curve: ConvergenceCurve | None,
+) -> tuple[str, ...]:
+    found = []
+    if profile.device.simulated:
+        found.append(
+            f"{profile.device.name} is simulated: its times, watts and joules come from a model of the board, "
+            "not from hardware."
+        )
+    if record is not None and record.start["simulated"]:
+        found.append("The run's seconds are simulated seconds.")
+    if planned is not None:
+        found.append(
+            f"A setting that was not measured may be chosen where its predicted risk to exceed the budget is at most "
+            f"{100 * planned.plan.risk:g}%; bands and intervals hold the truth nine times in ten."
+        )
+        if planned.per == "sample":
+            found.append(
+                "No convergence runs: every batch size is taken to need the same number of samples, so times are those "
+                "of one sample."
+            )
+    if curve is not None:
+        found.append(
+            "Samples to the target come from training on the data given to `underwatt converge`; other data may need "
+            "another number."
+        )
+    for reference in references:
+        simulated = " (simulated)" if reference.device.simulated else ""
+        found.append(f"Predictions may lean on {reference.workload.name} on {reference.device.name}{simulated}.")
+    found.append("Measured time and power are taken to hold for the whole training: same data, same cooling.")
+    return tuple(found)

@@ -1,0 +1,166 @@
+"""The time–power front, drawn with direct labels."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+from underwatt.report.draw_base import (
+    ACCENT,
+    BAND,
+    INK,
+    QUIET,
+    axis,
+    drawing,
+    label,
+    line,
+    log_axis,
+    plain,
+    points,
+    vertical,
+)
+from underwatt.report.draw_labels import place_labels
+from underwatt.report.words import bound, duration, time_unit, watts
+
+if TYPE_CHECKING:
+    from underwatt.report.draw_base import Drawing
+    from underwatt.report.figures import Front
+
+# A label up to so many pixels above or below its point needs no line to it.
+NEAR = 20
+# More measured settings than this are drawn small and pale, or they would cover the rest.
+MANY = 100
+
+
+def draw_front(front: Front, simulated: bool) -> Drawing:
+    """Time over power: the band, the front, what was measured, others, the choice, and the budget."""
+    times = [point.time_s.expected for point in front.front]
+    unit_s, unit = time_unit(sorted([*times, front.chosen.time_s.expected])[len(times) // 2])
+    along = sorted(front.front, key=lambda point: point.power_w.expected)
+    watts_of = [point.power_w.expected for point in along]
+    traces: list[dict[str, Any]] = [
+        line(watts_of, [p.time_s.high / unit_s for p in along], width=0),
+        line(watts_of, [p.time_s.low / unit_s for p in along], width=0, fill="tonexty", fillcolor=BAND),
+        line(
+            watts_of,
+            [p.time_s.expected / unit_s for p in along],
+            hovertext=[
+                plain(f"{p.setting}: {duration(p.time_s.expected)}, {watts(p.power_w.expected)}") for p in along
+            ],
+            hoverinfo="text",
+        ),
+    ]
+    many = len(front.measured) > MANY
+    for fits, symbol in ((True, "circle"), (False, "circle-open")):
+        some = [point for point in front.measured if point.fits is fits]
+        traces.append(
+            points(
+                [p.power_w for p in some],
+                [p.time_s / unit_s for p in some],
+                [f"measured: {p.setting}: {duration(p.time_s)}, {watts(p.power_w)}" for p in some],
+                symbol=symbol,
+                size=4 if many else 6,
+                color=QUIET,
+            )
+        )
+        traces[-1]["marker"]["opacity"] = 0.4 if many else 1.0
+    others = [other for other in front.others if math.isfinite(other.choice.time_s)]
+    traces.append(
+        points(
+            [o.choice.power_w for o in others],
+            [o.choice.time_s / unit_s for o in others],
+            [f"{o.choice.name}: {o.choice.setting}" for o in others],
+            symbol="diamond",
+            size=10,
+            color=INK,
+        )
+    )
+    chosen = front.chosen
+    traces.append(
+        points(
+            [chosen.power_w.expected],
+            [chosen.time_s.expected / unit_s],
+            [f"the choice: {chosen.setting}"],
+            symbol="circle",
+            size=15,
+            color=ACCENT,
+        )
+    )
+    box = _extent(traces, front.budget_w)
+    named = [("choice", "choice", chosen.power_w.expected, chosen.time_s.expected)]
+    named += [(o.choice.name, o.letter, o.choice.power_w, o.choice.time_s) for o in others]
+    drawn = [(p.power_w.expected, p.time_s.expected) for p in front.front] + [
+        (p.power_w, p.time_s) for p in front.measured
+    ]
+    labels = _front_labels(named, drawn, unit_s, box, front.budget_w)
+    shapes = []
+    if front.budget_w is not None:
+        shapes.append(vertical(front.budget_w))
+        labels.append(
+            label(
+                f"budget {bound(front.budget_w)}",
+                front.budget_w,
+                1,
+                yref="paper",
+                xanchor="left",
+                yanchor="top",
+                xshift=4,
+            )
+        )
+    what = "Time to target" if front.per == "target" else "Time of one sample"
+    told = ", simulated" if simulated else ""
+    return drawing(
+        traces,
+        height=440,
+        xaxis=axis(f"Mean power (W{told})", range=list(box[:2])),
+        yaxis=log_axis(f"{what} ({unit}{told})", *box[2:]),
+        annotations=labels,
+        shapes=shapes,
+    )
+
+
+def _extent(traces: list[dict[str, Any]], budget_w: float | None) -> tuple[float, float, float, float]:
+    x = [value for trace in traces[2:] for value in trace["x"]] + ([] if budget_w is None else [budget_w])
+    y = [value for trace in traces[2:] for value in trace["y"]]
+    wide = (max(x) - min(x)) or 1.0
+    low = min([*traces[1]["y"], *y])  # the band belongs to the picture where it is lowest
+    return min(x) - 0.04 * wide, max(x) + 0.06 * wide, low / 1.1, max(y) * 1.4
+
+
+def _front_labels(
+    named: list[tuple[str, str, float, float]],
+    drawn: list[tuple[float, float]],
+    unit_s: float,
+    box: tuple[float, float, float, float],
+    budget_w: float | None,
+) -> list[dict[str, Any]]:
+    left, right, low, high = box
+
+    def share(x: float, y: float) -> tuple[float, float]:
+        return (x - left) / (right - left), math.log(y / unit_s / low) / math.log(high / low)
+
+    shares = [share(x, y) for _, _, x, y in named]
+    texts = [name for name, _, _, _ in named]
+    if budget_w is not None:  # its label stands at the top of its line
+        shares.append(((budget_w - left) / (right - left), 0.97))
+        texts.append(f"budget {bound(budget_w)}")
+    return [
+        label(
+            name,
+            x,
+            math.log10(y / unit_s),
+            short,
+            xanchor=place.anchor,
+            showarrow=True,
+            arrowhead=0,
+            arrowwidth=1,
+            arrowcolor=QUIET if abs(place.y_shift) > NEAR else "rgba(0,0,0,0)",
+            standoff=6,
+            ax=place.x_shift,
+            ay=-place.y_shift,
+            font={"color": ACCENT if name == "choice" else INK, "size": 14 if name == "choice" else 12},
+        )
+        for (name, short, x, y), place in zip(
+            named, place_labels(shares, texts, [share(x, y) for x, y in drawn]), strict=False
+        )
+    ]

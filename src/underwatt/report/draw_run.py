@@ -1,0 +1,177 @@
+"""Drawings of a run: its power against the budget, and where its energy went."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from underwatt.report.draw_base import ACCENT, INK, OVER, QUIET, axis, drawing, label
+from underwatt.report.words import bound, duration, energy, energy_unit, time_unit
+
+if TYPE_CHECKING:
+    from underwatt.records import Setting
+    from underwatt.report.draw_base import Drawing
+    from underwatt.report.figures import EnergyBySetting, EnergyOverTime, EnergySpent, PowerTrace
+
+MOST_BARS = 10
+
+
+def draw_trace(trace: PowerTrace) -> Drawing:
+    """Power over time: readings, the mean of stretches, the budget as a step line, readings above it."""
+    unit_s, unit = time_unit(trace.at_s[-1])
+    traces: list[dict[str, Any]] = [
+        _over_time(trace.at_s, trace.power_w, unit_s, color="var(--faint)", width=1),
+        _over_time(trace.mean_at_s, trace.mean_w, unit_s, color=ACCENT, width=2),
+    ]
+    labels = []
+    if trace.budget_w:
+        at_s, budget_w = [*trace.budget_at_s, trace.at_s[-1]], [*trace.budget_w, trace.budget_w[-1]]
+        steps = _over_time(at_s, budget_w, unit_s, color=INK, width=1.5)
+        steps["line"] |= {"dash": "dash", "shape": "hv"}
+        traces.append(steps)
+        last_w = None
+        for step_s, step_w in zip(trace.budget_at_s, trace.budget_w, strict=True):
+            if step_w != last_w:
+                text = f"budget {bound(step_w)}"
+                labels.append(label(text, step_s / unit_s, step_w, bound(step_w), xanchor="left", yanchor="bottom"))
+            last_w = step_w
+    traces.append(
+        {
+            "type": "scatter",
+            "mode": "markers",
+            "x": [at / unit_s for at in trace.over_at_s],
+            "y": list(trace.over_power_w),
+            "marker": {"size": 4, "color": OVER},
+            "hovertemplate": "%{y:.3g} W, above the budget<extra></extra>",
+        }
+    )
+    told = ", simulated" if trace.simulated else ""
+    return drawing(
+        traces,
+        height=360,
+        xaxis=axis(f"Time ({unit}{told})"),
+        yaxis=axis(f"Power (W{told})", rangemode="tozero"),
+        annotations=labels,
+    )
+
+
+def draw_energy(found: EnergyOverTime) -> Drawing:
+    """Energy over time."""
+    unit_s, unit = time_unit(found.at_s[-1])
+    largest = max(found.energy_j[-1], found.expected_j or 0.0)
+    unit_j, unit_name = energy_unit(largest)
+    traces = [_over_time(found.at_s, [value / unit_j for value in found.energy_j], unit_s, color=ACCENT, width=2)]
+    labels, shapes = [], []
+    bounds = [("expected to the target", found.expected_j), ("budget", found.budget_j)]
+    for name, value in bounds:
+        if value is not None:
+            shapes.append(
+                {
+                    "type": "line",
+                    "x0": 0,
+                    "x1": 1,
+                    "xref": "paper",
+                    "y0": value / unit_j,
+                    "y1": value / unit_j,
+                    "line": {"color": QUIET, "width": 1.5, "dash": "dash"},
+                }
+            )
+            text = f"{name}: {energy(value)}"
+            labels.append(label(text, 0, value / unit_j, xref="paper", xanchor="left", yanchor="bottom", xshift=4))
+    told = ", simulated" if found.simulated else ""
+    return drawing(
+        traces,
+        height=320,
+        xaxis=axis(f"Time ({unit}{told})"),
+        yaxis=axis(f"Energy ({unit_name}{told})", rangemode="tozero"),
+        annotations=labels,
+        shapes=shapes,
+    )
+
+
+def draw_spent(found: EnergySpent) -> Drawing:
+    """Energy of a run by setting: the largest parts, and all others together."""
+    shown = found.shares if len(found.shares) <= MOST_BARS else found.shares[: MOST_BARS - 1]
+    bars = [
+        (
+            str(share.setting),
+            short(share.setting),
+            share.energy_j,
+            f"{energy(share.energy_j)}, {duration(share.time_s)}",
+        )
+        for share in shown
+    ]
+    rest = found.shares[len(shown) :]
+    if rest:
+        joules, seconds = sum(share.energy_j for share in rest), sum(share.time_s for share in rest)
+        text = f"{len(rest)} other settings"
+        bars.append((text, text, joules, f"{energy(joules)}, {duration(seconds)}"))
+    return _bars(bars)
+
+
+def draw_energy_by_setting(found: EnergyBySetting) -> Drawing:
+    """Expected energy of the choice and of what others would choose."""
+    spent_j = found.chosen.energy_j.expected
+    bars = [(f"the choice: {found.chosen.setting}", "the choice", spent_j, energy(spent_j))]
+    for other in found.others:
+        note = ", over the budget" if other.choice.fits == "over" else ""
+        text = f"{energy(other.choice.energy_j)} in {duration(other.choice.time_s)}{note}"
+        bars.append((f"{other.letter}: {other.choice.name}", other.choice.name, other.choice.energy_j, text))
+    return _bars(bars)
+
+
+def short(setting: Setting) -> str:
+    """A setting for a narrow screen: batch size and the knob that matters most."""
+    mode = setting.mode
+    if mode.gpu_mhz is not None:
+        return f"batch {setting.batch_size}, GPU {mode.gpu_mhz:g}"
+    return f"batch {setting.batch_size}" + (f", {mode.power_limit_w:g} W" if mode.power_limit_w else "")
+
+
+def _bars(bars: list[tuple[str, str, float, str]]) -> Drawing:
+    """Bars from the left, each named above itself, so that names have the whole width of a phone."""
+    largest = max(value for _, _, value, _ in bars) or 1.0
+    count = len(bars)
+    labels = []
+    for at, (name, brief, _, text) in enumerate(bars):
+        row = count - 1 - at
+        labels.append(
+            label(
+                f"{name}  ·  {text}",
+                0,
+                row,
+                f"{brief} · {text}",
+                xanchor="left",
+                yanchor="bottom",
+                yshift=7,
+                font={"color": INK, "size": 12},
+            )
+        )
+    return drawing(
+        [
+            {
+                "type": "bar",
+                "orientation": "h",
+                "x": [value / largest for _, _, value, _ in bars],
+                "y": list(range(count - 1, -1, -1)),
+                "width": 0.28,
+                "marker": {"color": [ACCENT if at == 0 else "var(--bar)" for at in range(count)]},
+                "hoverinfo": "skip",
+            }
+        ],
+        height=40 + 46 * count,
+        margin={"l": 4, "r": 4, "t": 12, "b": 4},
+        xaxis={"visible": False, "fixedrange": True, "range": [0, 1.02]},
+        yaxis={"visible": False, "fixedrange": True, "range": [-0.45, count - 0.3]},
+        annotations=labels,
+    )
+
+
+def _over_time(at_s: Any, values: Any, unit_s: float, *, color: str, width: float) -> dict[str, Any]:
+    return {
+        "type": "scatter",
+        "mode": "lines",
+        "x": [round(at / unit_s, 6) for at in at_s],
+        "y": list(values),
+        "line": {"color": color, "width": width},
+        "hovertemplate": "%{y:.4g}<extra></extra>",
+    }

@@ -1,0 +1,214 @@
+"""Figures that explain a plan: the decision, the front, the heat maps and the energy of each choice."""
+
+from __future__ import annotations
+
+import math
+from string import ascii_uppercase
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from underwatt.plan.problem import outcome, rows_of
+from underwatt.report.figures import EnergyBySetting, Front, HeatMap, KeyFigure, MeasuredPoint, Other
+from underwatt.report.words import KNOB_NAMES, bound, duration, energy, percent, span, times, watts
+
+if TYPE_CHECKING:
+    from underwatt.plan import Expectation
+    from underwatt.plan.compare import Alternative
+    from underwatt.records import Setting
+    from underwatt.report.planned import Planned
+
+# The knob of the heat maps: the first of these that has more than one value.
+MAPPED = ("gpu_mhz", "power_limit_w", "cpu_mhz", "mem_mhz", "cpu_cores")
+# A front of thousands of settings is drawn with so many.
+MOST_ON_FRONT = 200
+
+
+def took(time_s: float, per: str) -> str:
+    """A time to the target, or of one sample."""
+    return duration(time_s) if per == "target" else f"{duration(time_s)} a sample"
+
+
+def decide(planned: Planned, target: float | None) -> tuple[str, tuple[KeyFigure, ...]]:
+    """The choice in one sentence, and its key figures."""
+    chosen, budget = planned.chosen, planned.problem.budget
+    aim = (
+        f"reach {target:g} in {duration(chosen.time_s.expected)}"
+        if target is not None and planned.per == "target"
+        else (f"take {took(chosen.time_s.expected, planned.per)}")
+    )
+    how = "measured" if chosen.measured else "predicted, not yet measured"
+    over = budget.power_w is not None and chosen.power_w.expected > budget.power_w
+    # A run may take a setting that draws more and pause between steps; the time is that of the steps alone.
+    kept = f"held to {budget} by pauses, which take time on top" if over else f"within {budget}"
+    gain = None if over else slower_other(planned)
+    beside = f"; {gain[0].name} would take {times(gain[1])} as long" if gain else ""
+    sentence = f"Train at {chosen.setting} to {aim} at {watts(chosen.power_w.expected)}, {kept} ({how}){beside}."
+    return sentence, _key_figures(planned, gain)
+
+
+def slower_other(planned: Planned) -> tuple[Alternative, float] | None:
+    """The first rule of the comparison, and how many times as long it takes, where that is longer.
+
+    It is the published state of the art wherever that finds a setting: never the rule that flatters the choice most.
+    """
+    for other in planned.others[:1]:
+        ratio = other.time_s / planned.chosen.time_s.expected
+        if other.fits != "over" and math.isfinite(ratio) and ratio > 1.005:
+            return other, ratio
+    return None
+
+
+def _key_figures(planned: Planned, gain: tuple[Alternative, float] | None) -> tuple[KeyFigure, ...]:
+    chosen, per = planned.chosen, planned.per
+    bound_w = planned.problem.budget.power_w
+    found = [
+        KeyFigure(
+            "Time to target" if per == "target" else "Time of one sample",
+            duration(chosen.time_s.expected),
+            f"90%: {span(chosen.time_s, duration)}",
+        ),
+        KeyFigure(
+            "Mean power",
+            watts(chosen.power_w.expected),
+            f"{percent(chosen.power_w.expected / bound_w)} of {bound(bound_w)}" if bound_w else "no bound",
+        ),
+        KeyFigure(
+            "Energy to target" if per == "target" else "Energy of one sample",
+            energy(chosen.energy_j.expected),
+            f"90%: {span(chosen.energy_j, energy)}",
+        ),
+    ]
+    if gain is not None:
+        found.append(KeyFigure("Speed-up", times(gain[1]), f"over {gain[0].name}"))
+    return tuple(found)
+
+
+def front_figure(planned: Planned) -> Front:
+    """Time against power."""
+    chosen, bound_w = planned.chosen, planned.problem.budget.power_w
+    keeping = int((planned.keeps & np.isfinite(planned.outlook.log_time_s)).sum())
+    others = tuple(Other(letter, other) for letter, other in zip(ascii_uppercase, planned.others, strict=False))
+    over = [other.choice.name for other in others if other.choice.fits == "over"]
+    message = (
+        f"{keeping:,} of {len(planned.problem):,} settings keep {planned.problem.budget}; the choice, "
+        f"{chosen.setting}, takes {took(chosen.time_s.expected, planned.per)} at {watts(chosen.power_w.expected)}."
+    )
+    if over:
+        message += f" Over the budget: {', '.join(over)}."
+    return Front(
+        per=planned.per,
+        budget_w=bound_w,
+        front=_some(planned.plan.front, chosen),
+        measured=_measured(planned),
+        chosen=chosen,
+        others=others,
+        settings=len(planned.problem),
+        keeping=keeping,
+        message=message,
+    )
+
+
+def _some(front: tuple[Expectation, ...], chosen: Expectation) -> tuple[Expectation, ...]:
+    if len(front) <= MOST_ON_FRONT:
+        return front
+    kept = set(np.linspace(0, len(front) - 1, MOST_ON_FRONT).round().astype(int).tolist())
+    return tuple(item for at, item in enumerate(front) if at in kept or item.setting == chosen.setting)
+
+
+def _measured(planned: Planned) -> tuple[MeasuredPoint, ...]:
+    points = []
+    for measurement in planned.measurements:
+        rows = rows_of(planned.problem.candidates, measurement.setting)
+        if not measurement.usable or not len(rows):
+            continue
+        known = outcome(planned.problem, int(rows[0]), measurement)
+        if math.isfinite(known.time_s):
+            points.append(MeasuredPoint(measurement.setting, known.time_s, measurement.power_w, known.fits))
+    return tuple(points)
+
+
+def heat_maps(planned: Planned) -> tuple[HeatMap, HeatMap] | None:
+    """Time and power over batch size and clock; nothing where no knob has two values."""
+    settings = planned.problem.candidates
+    varied = [
+        name
+        for name in MAPPED
+        if name in settings.knobs and len(np.unique(settings.values[:, settings.knobs.index(name)])) > 1
+    ]
+    if not varied:
+        return None
+    knob = varied[0]
+    at = settings.knobs.index(knob)
+    same = np.ones(len(settings), dtype=bool)
+    for column in range(len(settings.knobs)):
+        if column != at:
+            same &= settings.values[:, column] == settings.values[planned.row, column]
+    rows = np.flatnonzero(same)
+    knob_values, row_at = np.unique(settings.values[rows, at], return_inverse=True)
+    sizes, column_at = np.unique(settings.batch_size[rows], return_inverse=True)
+    shape, where = (len(knob_values), len(sizes)), (row_at.ravel(), column_at.ravel())
+    chosen_at = int(np.flatnonzero(rows == planned.row)[0])
+    chosen = (int(where[0][chosen_at]), int(where[1][chosen_at]))
+
+    def grid(values: np.ndarray[tuple[int, ...], np.dtype[np.generic]], empty: float | bool) -> list[list[float]]:
+        filled = np.full(shape, empty)
+        filled[where] = values[rows]
+        return filled.tolist()
+
+    keeps, measured = grid(planned.keeps, False), grid(planned.measured, False)
+    maps = []
+    for quantity, logs in (("time_s", planned.outlook.log_time_s), ("power_w", planned.outlook.log_power_w)):
+        values = grid(np.where(np.isfinite(logs), np.exp(logs), np.nan), math.nan)
+        maps.append(
+            HeatMap(
+                quantity=quantity,
+                per=planned.per,
+                knob=knob,
+                knob_values=tuple(knob_values.tolist()),
+                batch_sizes=tuple(int(size) for size in sizes),
+                values=tuple(tuple(line) for line in values),
+                keeps=tuple(tuple(bool(cell) for cell in line) for line in keeps),
+                measured=tuple(tuple(bool(cell) for cell in line) for line in measured),
+                chosen=chosen,
+                others_at=_others_at(planned.chosen.setting, knob),
+                message=_map_message(planned, quantity, values, keeps, knob),
+            )
+        )
+    return maps[0], maps[1]
+
+
+def _others_at(setting: Setting, knob: str) -> str:
+    rest = setting.mode.with_knobs(**{knob: None})
+    return str(rest) if rest.knobs() else ""
+
+
+def _map_message(
+    planned: Planned, quantity: str, values: list[list[float]], keeps: list[list[float]], knob: str
+) -> str:
+    cells, kept = np.array(values, dtype=float), np.array(keeps, dtype=bool)
+    inside = f"{int(kept.sum())} of {int(np.isfinite(cells).sum())} cells keep the budget."
+    if quantity == "power_w":
+        return f"Power runs from {watts(np.nanmin(cells))} to {watts(np.nanmax(cells))}; {inside}"
+    chosen = planned.chosen.setting
+    where = f"batch size {chosen.batch_size} at {KNOB_NAMES[knob].split(' (')[0]} {chosen.mode.knobs()[knob]:g}"
+    low, high = (took(float(bound), planned.per) for bound in (np.nanmin(cells), np.nanmax(cells)))
+    return f"Time runs from {low} to {high}; {inside} The choice is {where}."
+
+
+def energy_by_setting(planned: Planned, front: Front) -> EnergyBySetting:
+    """Energy of the choice and of what others would choose."""
+    others = tuple(other for other in front.others if math.isfinite(other.choice.energy_j))
+    spent = energy(planned.chosen.energy_j.expected)
+    message = f"The choice is expected to take {spent}{' a sample' if planned.per == 'sample' else ''}"
+    if others:
+        low, high = (pick(others, key=lambda other: other.choice.energy_j).choice for pick in (min, max))
+        message += f"; others from {energy(low.energy_j)} ({low.name}) to {energy(high.energy_j)} ({high.name})"
+    return EnergyBySetting(planned.per, planned.chosen, others, f"{message}.")
+
+
+def measured_message(rows: int, usable: int, cost_s: float) -> str:
+    """What the table of measurements holds."""
+    failed = f", {rows - usable} of them without a result" if rows > usable else ""
+    cost = f" in {duration(cost_s)} of measuring" if math.isfinite(cost_s) and cost_s > 0 else ""
+    return f"{rows:,} measurements{failed}{cost}."

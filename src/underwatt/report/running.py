@@ -1,0 +1,186 @@
+"""Figures of a run: its power against the budget, what it did, and where its energy went."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from underwatt.records import PowerMode, Setting
+from underwatt.report.figures import Change, EnergyOverTime, EnergySpent, PowerTrace, Share
+from underwatt.report.thin import stretches, thin
+from underwatt.report.words import bound, duration, energy, figures, percent, watts
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from underwatt.run.log_read import RunRecord
+
+    Floats = NDArray[np.float64]
+
+MOST_ENERGY_POINTS = 400
+TOLERANCE = 0.02
+WINDOW_S = 1.0
+
+
+def setting_of(plain: dict[str, Any]) -> Setting:
+    """A setting as a log holds it."""
+    mode = {name: value for name, value in plain["mode"].items() if value is not None}
+    return Setting(PowerMode.of(mode), int(plain["batch_size"]))
+
+
+def trace_figure(record: RunRecord) -> PowerTrace | None:
+    """The power of a run against its budget; nothing where no reading was logged."""
+    at_s, power_w = _readings(record)
+    if not len(at_s):
+        return None
+    # A reading at the moment of a change stands for the time before it.
+    bound_w = np.asarray(record.budget_at(np.nextafter(at_s, -np.inf)), dtype=float)
+    rows = thin(power_w, bound_w)
+    over = power_w > bound_w
+    parts = stretches(at_s, power_w)
+    steps_s, steps_w = (np.asarray(column, dtype=float) for column in record.budget_steps)
+    bounded = np.isfinite(steps_w)
+    time_over_s = float(record.time_over_s(TOLERANCE, WINDOW_S))
+    energy_over_j = float(record.energy_over_j())
+    shown_over = rows[over[rows]]
+    return PowerTrace(
+        simulated=bool(record.start["simulated"]),
+        at_s=_plain(at_s[rows]),
+        power_w=_plain(power_w[rows]),
+        readings=len(at_s),
+        mean_at_s=_plain(parts.at_s),
+        low_w=_plain(parts.low_w),
+        mean_w=_plain(parts.mean_w),
+        high_w=_plain(parts.high_w),
+        budget_at_s=_plain(steps_s[bounded]),
+        budget_w=_plain(steps_w[bounded]),
+        over_at_s=_plain(at_s[shown_over]),
+        over_power_w=_plain(power_w[shown_over]),
+        readings_over=int(over.sum()),
+        time_over_s=time_over_s,
+        energy_over_j=energy_over_j,
+        changes=_changes(record),
+        message=_trace_message(at_s, power_w, bound_w, time_over_s, energy_over_j),
+    )
+
+
+def _trace_message(at_s: Floats, power_w: Floats, bound_w: Floats, time_over_s: float, energy_over_j: float) -> str:
+    text = (
+        f"{len(at_s):,} readings over {duration(float(at_s[-1] - at_s[0]))}: {watts(float(power_w.mean()))} on "
+        f"average, {watts(float(power_w.max()))} at most."
+    )
+    if not np.isfinite(bound_w).any():
+        return text
+    over = float((power_w > bound_w).mean())
+    held = (
+        f"never above the budget by more than {percent(TOLERANCE)}"
+        if time_over_s == 0
+        else f"above the budget by more than {percent(TOLERANCE)} for {duration(time_over_s)}"
+    )
+    return (
+        f"{text} Averaged over {WINDOW_S:g} s it was {held}; {figures(100 * over, 2)}% of single readings lie above "
+        f"the line, by {energy(energy_over_j) if energy_over_j else '0 J'} together."
+    )
+
+
+def _changes(record: RunRecord) -> tuple[Change, ...]:
+    found = []
+    for event in record.events:
+        kind, at_s = event["kind"], float(event["at_s"])
+        if kind == "budget":
+            power_w = event["power_w"]
+            found.append(Change(at_s, kind, f"{'no bound' if power_w is None else bound(power_w)} ({event['why']})"))
+        elif kind == "setting":
+            found.append(Change(at_s, event["state"], f"{setting_of(event['setting'])}: {event['why']}"))
+        elif kind == "note":
+            found.append(Change(at_s, event["level"], event["text"]))
+        elif kind == "resume":
+            found.append(Change(at_s, kind, "the run went on after a stop"))
+        elif kind == "end":
+            found.append(Change(at_s, kind, event["outcome"]))
+    return tuple(found)
+
+
+def energy_figures(
+    record: RunRecord, expected_j: float | None, budget_j: float | None
+) -> tuple[EnergyOverTime, EnergySpent | None] | None:
+    """Energy over time, and by setting; nothing where no reading was logged."""
+    at_s, power_w = _readings(record)
+    if len(at_s) < 2:
+        return None
+    total_j = np.cumsum(power_w * _span_s(record, at_s))
+    rows = np.unique(np.linspace(0, len(at_s) - 1, MOST_ENERGY_POINTS).round().astype(int))
+    simulated = bool(record.start["simulated"])
+    message = f"The run took {energy(float(total_j[-1]))} in {duration(float(at_s[-1] - at_s[0]))}."
+    if expected_j is not None and math.isfinite(expected_j):
+        message += f" The plan expected {energy(expected_j)} to the target, search not included."
+    over_time = EnergyOverTime(simulated, _plain(at_s[rows]), _plain(total_j[rows]), expected_j, budget_j, message)
+    return over_time, _spent(record, at_s, total_j, simulated)
+
+
+def _spent(record: RunRecord, at_s: Floats, total_j: Floats, simulated: bool) -> EnergySpent | None:
+    events = record.of("setting")
+    if not events:
+        return None
+    edges_s = np.array([*(float(event["at_s"]) for event in events), at_s[-1]])
+    at_edges_j = np.interp(edges_s, at_s, total_j)
+    spent: dict[Setting, tuple[float, float]] = {}
+    for at, event in enumerate(events):
+        setting = setting_of(event["setting"])
+        time_s, energy_j = spent.get(setting, (0.0, 0.0))
+        spent[setting] = (
+            time_s + max(0.0, float(edges_s[at + 1] - edges_s[at])),
+            energy_j + max(0.0, float(at_edges_j[at + 1] - at_edges_j[at])),
+        )
+    shares = tuple(
+        Share(setting, time_s, energy_j)
+        for setting, (time_s, energy_j) in sorted(spent.items(), key=lambda item: -item[1][1])
+    )
+    whole = sum(share.energy_j for share in shares)
+    most = shares[0]
+    message = (
+        f"{percent(most.energy_j / whole) if whole else 'None'} of the energy was spent at {most.setting}, "
+        f"the rest at {len(shares) - 1} other settings."
+    )
+    return EnergySpent(simulated, shares, message)
+
+
+def happened(record: RunRecord) -> str:
+    """How the run went, in one sentence."""
+    end = record.end
+    if end is None:
+        return "The run has not ended, or was cut off."
+    how = {
+        "reached": "reached its target",
+        "limit": "ended at its limit",
+        "interrupted": "was interrupted",
+        "failed": "failed",
+        "energy spent": "ended when its energy was spent",
+    }.get(end["outcome"], str(end["outcome"]))
+    score = "" if end.get("score") is None else f" with {end['score']:g}"
+    put_back = "" if end["restored"] else " The device was not put back as it was: run `underwatt restore`."
+    return (
+        f"The training {how}{score} after {duration(float(end['at_s']))}, {energy(float(end['energy_j']))} and "
+        f"{int(end['samples']):,} samples.{put_back}"
+    )
+
+
+def _readings(record: RunRecord) -> tuple[Floats, Floats]:
+    at_s, power_w = np.asarray(record.power.at_s, dtype=float), np.asarray(record.power.power_w, dtype=float)
+    fine = np.isfinite(power_w) & np.isfinite(at_s)
+    return at_s[fine], power_w[fine]
+
+
+def _span_s(record: RunRecord, at_s: Floats) -> Floats:
+    """How long each reading stands for: since the one before it, or since the run began or went on after a stop."""
+    begins_s = np.sort([float(event["at_s"]) for event in (*record.of("start"), *record.of("resume"))])
+    before_s = np.concatenate([begins_s[:1], at_s])[:-1]
+    latest_s = np.concatenate([[-np.inf], begins_s])[np.searchsorted(begins_s, at_s, "right")]
+    return np.asarray(np.maximum(0.0, at_s - np.maximum(before_s, latest_s)))
+
+
+def _plain(values: Floats) -> tuple[float, ...]:
+    """Rounded far below what a sensor tells, so that the file stays small."""
+    return tuple(np.round(values, 4).tolist())

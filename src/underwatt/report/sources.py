@@ -1,0 +1,54 @@
+"""What a run's log says about the device, the job and the settings it measured, as records."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from underwatt.errors import InputError
+from underwatt.plan import Budget, parse_budget
+from underwatt.records import COUNTS, FIGURES, DeviceInfo, Measurement, Profile, Status, WorkloadInfo, to_json
+from underwatt.report.running import setting_of
+
+if TYPE_CHECKING:
+    from underwatt.profile.store import ProfileSummary
+    from underwatt.run.log_read import RunRecord
+
+
+def profile_of(record: RunRecord) -> Profile:
+    """The settings that a run measured, as a profile."""
+    start = record.start
+    measured = tuple(measurement_of(event["measurement"]) for event in record.of("measured"))
+    return Profile(DeviceInfo(**start["device"]), WorkloadInfo(**start["workload"]), measured)
+
+
+def is_of(record: RunRecord, profile: Profile | ProfileSummary) -> bool:
+    """Whether a run trained the workload of a profile on its device."""
+    start = record.start
+    return (start["device"]["id"], start["workload"]["id"]) == (profile.device.id, profile.workload.id)
+
+
+def with_run(profile: Profile, record: RunRecord) -> Profile:
+    """A profile with what the run measured, where it does not hold it already."""
+    known = [to_json(measurement) for measurement in profile.measurements]
+    new = tuple(m for m in profile_of(record).measurements if to_json(m) not in known)
+    return replace(profile, measurements=(*profile.measurements, *new))
+
+
+def measurement_of(plain: dict[str, Any]) -> Measurement:
+    """A measurement as ``to_json`` wrote it."""
+    values: dict[str, Any] = {name: math.nan if plain.get(name) is None else float(plain[name]) for name in FIGURES}
+    values |= {name: int(plain.get(name) or 0) for name in COUNTS}
+    return Measurement(
+        setting_of(plain["setting"]), **values, status=Status(plain["status"]), note=plain.get("note", "")
+    )
+
+
+def budget_of(record: RunRecord) -> Budget | None:
+    """The budget that a run began with; of a schedule, its first watts."""
+    try:
+        return parse_budget(*(part.strip() for part in str(record.start["budget"]).split(",")))
+    except InputError:
+        watts = next((step["power_w"] for step in record.of("budget") if step["power_w"] is not None), None)
+        return None if watts is None else Budget(power_w=watts)

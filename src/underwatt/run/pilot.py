@@ -1,0 +1,306 @@
+"""The pilot: everything between a training loop and a device, for whoever owns the loop.
+
+A loop asks for the batch size, trains a step, and reports it. The pilot holds the device's session, the meter, the
+controller and the log; when it is left, by whatever way, the device is put back.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from datetime import datetime
+from typing import TYPE_CHECKING, Any
+
+from underwatt import __version__
+from underwatt.device.base import SimulatesLoad, permitted_space
+from underwatt.device.session import Session
+from underwatt.errors import InputError, SensorError, StoreError
+from underwatt.plan.duty import allows_pauses
+from underwatt.plan.problem import Problem
+from underwatt.predict.settings import SettingArray
+from underwatt.profile.meter import Meter
+from underwatt.run.controller import Controller
+from underwatt.run.idle import measure_idle
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from typing_extensions import Self
+
+    from underwatt.device.base import Device
+    from underwatt.plan.problem import SamplesToTarget
+    from underwatt.profile.store import Store
+    from underwatt.records import Measurement, PowerSample, Profile, Setting, WorkloadCost, WorkloadInfo
+    from underwatt.run.controller import ControlOptions
+    from underwatt.run.live import LiveBudget
+    from underwatt.run.log import RunLog
+
+TELL_PERIOD_S = 1.0
+
+
+class Pilot:
+    """Use as ``with Pilot(…) as pilot:``; then ``pilot.batch_size``, a step, ``pilot.stepped(batch_size)``."""
+
+    def __init__(
+        self,
+        device: Device,
+        workload: WorkloadInfo,
+        batch_sizes: Sequence[int],
+        live: LiveBudget,
+        *,
+        convergence: SamplesToTarget | None = None,
+        cost: WorkloadCost | None = None,
+        known: Sequence[Measurement] = (),
+        references: Sequence[Profile] = (),
+        store: Store | None = None,
+        log: RunLog | None = None,
+        options: ControlOptions | None = None,
+        elapsed_s: float = 0.0,
+    ) -> None:
+        if isinstance(device, SimulatesLoad) and cost is None:
+            raise InputError(
+                f"{device.info.name} is simulated, so it must be told what a step costs.",
+                hint="Give cost=underwatt.count_cost(job), or name a real device.",
+            )
+        self.device = device
+        self.workload = workload
+        self.steps = self.samples = 0
+        self.share = 0.0  # of the way to the target, as far as convergence tells
+        self.target: float | None = None
+        self._live, self._convergence, self._cost, self._known = live, convergence, cost, tuple(known)
+        self._sizes = tuple(sorted(set(batch_sizes)))
+        self._references, self._store, self._log, self._options = references, store, log, options
+        self._elapsed_s, self._energy_j = elapsed_s, 0.0
+        self._session = Session(device)
+        self._meter = Meter(device)
+        self._controller: Controller | None = None
+        self._stack = contextlib.ExitStack()
+        self._share_of_sample: dict[int, float] = {}
+        self._begun_s = self._next_tell_s = 0.0
+        self._outcome = "finished"
+        self._loss: Any = None
+        self._unsaved: list[Measurement] = []
+        self._store_failed = False
+
+    def __enter__(self) -> Self:
+        with contextlib.ExitStack() as stack:
+            self._session = stack.enter_context(self._session)
+            idle_w = measure_idle(self.device) if allows_pauses(self._live.budget) else None
+            self._begun_s = self.device.clock.now_s() - self._elapsed_s
+            if self._log is not None:
+                self._meter.listen(self._log_reading)
+            stack.enter_context(self._meter)
+            space = permitted_space(self.device)
+            candidates = SettingArray.product(tuple(k.name for k in space.knobs), space.matrix(), self._sizes)
+            problem = Problem.of(candidates, self._live.budget, self._convergence, idle_w=idle_w)
+            self._share_of_sample = _shares(self._convergence, self._sizes)
+            self._controller = Controller(
+                self._session,
+                self._meter,
+                problem,
+                self._live,
+                known=self._known,
+                references=self._references,
+                options=self._options,
+                tell=self._tell,
+                begun_s=self._begun_s,
+            )
+            self._controller.energy_before_j = self._energy_j
+            self._say_start()
+            if self._session.recovered:
+                self._tell("note", {"level": "info", "text": "A killed session had left the device changed; put back."})
+            self._controller.begin()
+            self._stack = stack.pop_all()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self.controller.restoring()
+        restored, failure = False, error[1]
+        try:
+            self._stack.__exit__(*error)
+            restored = True
+        except BaseException as exc:
+            failure = failure or exc
+            raise
+        finally:
+            self._say_end(restored, failure)
+
+    @property
+    def controller(self) -> Controller:
+        """What decides."""
+        if self._controller is None:
+            raise InputError("The tuner is not under way.", hint="Use it in a with statement.")
+        return self._controller
+
+    @property
+    def setting(self) -> Setting:
+        """What to train with from the next step on."""
+        setting = self.controller.setting
+        assert setting is not None
+        return setting
+
+    @property
+    def batch_size(self) -> int:
+        """The batch size of the next batch."""
+        return self.setting.batch_size
+
+    @property
+    def elapsed_s(self) -> float:
+        """Seconds of the device's time since the training began."""
+        return self.device.clock.now_s() - self._begun_s
+
+    @property
+    def energy_j(self) -> float:
+        """Joules since the training began, as far as they were read."""
+        return self.controller.energy_j
+
+    def continues(self, *, samples: int, steps: int, share: float, energy_j: float) -> None:
+        """This is a part of a training that began earlier."""
+        self.samples, self.steps, self.share, self._energy_j = samples, steps, share, energy_j
+
+    def simulate(self, batch_size: int) -> None:
+        """Let a step pass on a simulated device, before it is trained; nothing on a real one.
+
+        Raises ``OutOfMemoryError`` where it would not fit.
+        """
+        if self._cost is not None and isinstance(self.device, SimulatesLoad):
+            self.device.run_step(self._cost, batch_size)
+
+    def stepped(self, batch_size: int, loss: Any = None) -> None:
+        """A step of this batch size has ended; waits where the budget asks for it."""
+        self._meter.beat()
+        self.steps += 1
+        self.samples += batch_size
+        self.share += batch_size * self._share_of_sample.get(batch_size, 0.0)
+        self._loss = loss
+        controller = self._controller
+        assert controller is not None
+        controller.after_step(batch_size)
+        if self._meter_now() >= self._next_tell_s:
+            self._say_progress()
+
+    def out_of_memory(self, batch_size: int) -> int:
+        """A step of this batch size did not fit; the batch size to go on with."""
+        return self.controller.out_of_memory(batch_size).batch_size
+
+    @contextlib.contextmanager
+    def elsewhere(self) -> Iterator[None]:
+        """Something other than training goes on, such as a test: its time belongs to no step."""
+        begin_s = self.device.clock.now_s()
+        try:
+            yield
+        finally:
+            self.controller.interrupted(begin_s, self.device.clock.now_s())
+
+    def scored(self, value: float, target: float) -> None:
+        """The model was tested."""
+        self._tell("score", {"samples": self.samples, "value": value, "target": target})
+
+    def ends(self, outcome: str) -> None:
+        """How the training ends, for the log."""
+        self._outcome = outcome
+
+    def _meter_now(self) -> float:
+        return self.device.clock.now_s()
+
+    # Telling
+
+    def _log_reading(self, sample: PowerSample) -> None:
+        assert self._log is not None
+        self._log.power(sample.at_s - self._begun_s, sample.power_w)
+
+    def _tell(self, kind: str, fields: dict[str, Any]) -> None:
+        if self._log is not None:
+            self._log.write(kind, self.elapsed_s, **fields)
+        if kind == "measured" and self._store is not None:
+            self._unsaved.append(fields["measurement"])
+            self._save(self._store)
+
+    def _save(self, store: Store) -> None:
+        """Store what was measured; a store that is locked or full ends no training, it is tried again later."""
+        if not self._unsaved:
+            return
+        try:
+            store.add(store.profile_id(self.device.info, self.workload), self._unsaved)
+        except StoreError as exc:
+            if not self._store_failed:
+                self._tell("note", {"level": "warning", "text": f"{exc} Measurements are kept and tried again."})
+            self._store_failed = True
+            return
+        self._store_failed = False
+        self._unsaved = []
+
+    def _say_start(self) -> None:
+        started_at = datetime.now().astimezone().isoformat(timespec="seconds")
+        if self._elapsed_s:
+            self._tell("resume", {"started_at": started_at})
+            return
+        self._tell(
+            "start",
+            {
+                "started_at": started_at,
+                "job": self.workload.name,
+                "device": self.device.info,
+                "workload": self.workload,
+                "budget": str(self._live.schedule or self._live.budget),
+                "goal": "soonest",
+                "target": self.target,
+                "batch_sizes": list(self._sizes),
+                "simulated": self.device.info.simulated,
+                "version": __version__,
+            },
+        )
+
+    def _say_progress(self) -> None:
+        now_s = self._meter_now()
+        self._next_tell_s = now_s + TELL_PERIOD_S
+        controller = self.controller
+        controller.progressed(self.share)
+        if self._store is not None:
+            self._save(self._store)
+        if self._log is None:
+            return
+        try:
+            power_w = float(self._meter.trace(now_s - TELL_PERIOD_S).power_w.mean())
+        except SensorError:
+            power_w = math.nan
+        times = self._meter.step_times(now_s - TELL_PERIOD_S)
+        left_s = controller.time_left_s
+        self._tell(
+            "progress",
+            {
+                "steps": self.steps,
+                "samples": self.samples,
+                "batch_size": self.batch_size,
+                "loss": None if self._loss is None else float(self._loss),
+                "step_s": float(times.mean()) if len(times) else math.nan,
+                "power_w": power_w,
+                "budget_w": controller.budget_w,
+                "energy_j": controller.energy_j,
+                "time_left_s": left_s if self._convergence is not None else None,
+                "state": controller.state.value,
+                "gap_share": controller.pause_share,
+                "share": self.share if self._convergence is not None else None,
+            },
+        )
+        self._log.flush()
+
+    def _say_end(self, restored: bool, failure: BaseException | None) -> None:
+        outcome = self._outcome
+        if failure is not None:
+            outcome = "interrupted" if isinstance(failure, (KeyboardInterrupt, SystemExit)) else "failed"
+        error = str(failure) if failure is not None and outcome == "failed" else None
+        fields = {"outcome": outcome, "restored": restored, "energy_j": self.energy_j, "samples": self.samples}
+        self._tell("end", {**fields, "steps": self.steps, "error": error})
+        if self._store is not None:
+            self._save(self._store)
+        if self._log is not None:
+            self._log.flush()
+
+
+def _shares(convergence: SamplesToTarget | None, sizes: Sequence[int]) -> dict[int, float]:
+    """How much of the way to the target one sample is, by batch size."""
+    if convergence is None:
+        return {}
+    logs, _ = convergence.predict(list(sizes))
+    return {size: math.exp(-float(log)) for size, log in zip(sizes, logs, strict=True)}

@@ -1,0 +1,237 @@
+"""``underwatt.tune``: a budget for an existing PyTorch loop. Every step that is measured is a step that is trained.
+
+with underwatt.tune(budget_w=10, batch_sizes=(8, 16, 32, 64, 128), optimizer=optimizer) as tuner:
+    for batch in tuner.loader(dataset, shuffle=True):
+        loss = train_step(batch)
+        tuner.step()
+"""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from underwatt.device.registry import open_device
+from underwatt.errors import InputError, OutOfMemoryError
+from underwatt.plan.budget import Budget, parse_budget
+from underwatt.plan.schedule import parse_schedule
+from underwatt.profile.store import Store
+from underwatt.records import WorkloadInfo
+from underwatt.run.completion import Completion
+from underwatt.run.inbox import Inbox, register_run
+from underwatt.run.live import LiveBudget
+from underwatt.run.log import RunLog
+from underwatt.run.pilot import Pilot
+from underwatt.run.rate import RateFollower
+from underwatt.run.samples import samples_to_target
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from typing_extensions import Self
+
+    from underwatt.device.base import Device
+    from underwatt.plan.problem import SamplesToTarget
+    from underwatt.plan.schedule import Schedule
+    from underwatt.records import Profile, Setting, WorkloadCost
+    from underwatt.run.controller import ControlOptions
+    from underwatt.workload.lr import LrRule
+
+
+def tune(
+    *,
+    budget_w: float | None = None,
+    budget: str | Budget | Schedule | None = None,
+    batch_sizes: Sequence[int],
+    optimizer: Any = None,
+    lr_batch_size: int | None = None,
+    lr_rule: LrRule | None = None,
+    convergence: SamplesToTarget | Mapping[int, float] | None = None,
+    device: str | Device = "",
+    name: str = "training",
+    store: Path | str | None = None,
+    folder: Path | str | None = None,
+    references: Sequence[Profile] = (),
+    cost: WorkloadCost | None = None,
+    options: ControlOptions | None = None,
+) -> Tuner:
+    """A tuner for a training loop, to be used in a ``with`` statement.
+
+    ``budget_w`` is mean watts; ``budget`` may say more: ``"10W peak"``, ``"50Wh"``, ``"08:00-18:00=15W,else=7W"``.
+    ``optimizer`` has its learning rate follow the batch size, by ``lr_rule`` (linear for SGD, square root for others)
+    from the rate it has now, which is taken to suit ``lr_batch_size`` (the largest batch size where it is not given).
+    ``convergence`` says how many samples the target takes at each batch size; without it, samples a second count. With
+    ``store`` measurements outlive the training; with ``folder`` a log is written there that proves the budget was
+    kept, and ``underwatt budget`` changes it. ``cost`` is what a step costs, for simulated devices only.
+    """
+    return Tuner(
+        device=open_device(device) if isinstance(device, str) else device,
+        live=_live(budget_w, budget),
+        batch_sizes=batch_sizes,
+        rate=RateFollower(optimizer, lr_batch_size or max(batch_sizes), lr_rule) if optimizer is not None else None,
+        convergence=samples_to_target(convergence),
+        name=name,
+        store=Path(store) if store is not None else None,
+        folder=Path(folder) if folder is not None else None,
+        references=references,
+        cost=cost,
+        options=options,
+    )
+
+
+class Tuner:
+    """Made by ``tune``."""
+
+    def __init__(
+        self,
+        *,
+        device: Device,
+        live: LiveBudget,
+        batch_sizes: Sequence[int],
+        rate: RateFollower | None,
+        convergence: SamplesToTarget | None,
+        name: str,
+        store: Path | None,
+        folder: Path | None,
+        references: Sequence[Profile],
+        cost: WorkloadCost | None,
+        options: ControlOptions | None,
+    ) -> None:
+        self._rate = rate
+        self._completion = Completion(on_gpu=False if device.info.simulated else None)
+        self._stack = contextlib.ExitStack()
+        self._batch_size = 0  # of the batch handed out last
+        self._handed_out: Any = None
+        workload = WorkloadInfo(name, f"tune-{name}")
+        kept = self._stack.enter_context(Store(store)) if store else None
+        known = kept.measurements(kept.profile_id(device.info, workload)) if kept else ()
+        log = None
+        if folder is not None:
+            folder.mkdir(parents=True, exist_ok=True)
+            log = self._stack.enter_context(RunLog(folder / "log.jsonl"))
+            live.listen(Inbox(folder))
+            self._stack.enter_context(register_run(folder, name, device.info.name))
+        self._pilot = Pilot(
+            device,
+            workload,
+            batch_sizes,
+            live,
+            convergence=convergence,
+            cost=cost,
+            known=known,
+            references=references,
+            store=kept,
+            log=log,
+            options=options,
+        )
+
+    def __enter__(self) -> Self:
+        self._stack.enter_context(self._pilot)
+        return self
+
+    def __exit__(self, *error: Any) -> bool | None:
+        if self._rate is not None:
+            self._rate.back()
+        return self._stack.__exit__(*error)
+
+    def loader(self, dataset: Any, *, shuffle: bool = False, drop_last: bool = False, **more: Any) -> Iterator[Any]:
+        """One pass over a data set, the batch size as the budget allows at each moment.
+
+        ``more`` goes to PyTorch's ``DataLoader`` (``num_workers``, ``collate_fn``, …).
+        """
+        from underwatt.run.batches import open_pass
+
+        batches, reopen = open_pass(
+            dataset, lambda: self._pilot.batch_size, shuffle=shuffle, drop_last=drop_last, **more
+        )
+        loader = reopen()
+        while (batch := next(loader, None)) is not None:
+            size = len(batches.handed_out[0])
+            try:
+                self._pilot.simulate(size)
+            except OutOfMemoryError:
+                if size <= 1:
+                    raise
+                self._pilot.out_of_memory(size)
+                batches.take_back()
+                loader = reopen()
+                continue
+            self._handed_out = batches
+            self.starts(size)
+            yield batch
+            if batches.handed_out and self._handed_out is not None:
+                raise InputError(
+                    "A batch was handed out and tuner.step() was not called.",
+                    hint="Call tuner.step() once after each batch of tuner.loader.",
+                )
+
+    def starts(self, batch_size: int) -> None:
+        """A step of this batch size begins; ``loader`` says so by itself."""
+        self._batch_size = batch_size
+        if self._rate is not None:
+            self._rate.follow(batch_size)
+
+    def step(self, loss: Any = None) -> None:
+        """A step has ended: to be called once after each batch."""
+        self._completion.wait(pausing=self._pilot.controller.pausing)
+        if self._rate is not None:
+            self._rate.back()
+        if self._handed_out is not None:
+            self._handed_out.handed_out.popleft()
+            self._handed_out = None
+        self._pilot.stepped(self._batch_size, loss)
+
+    def testing(self) -> contextlib.AbstractContextManager[None]:
+        """Use ``with tuner.testing():`` around whatever is not a training step, such as a test of the model."""
+        return self._pilot.elsewhere()
+
+    @property
+    def batch_size(self) -> int:
+        """The batch size of the next batch."""
+        return self._pilot.batch_size
+
+    @property
+    def setting(self) -> Setting:
+        """Power mode and batch size in use."""
+        return self._pilot.setting
+
+    @property
+    def state(self) -> str:
+        """What the controller is doing: searching, holding, correcting or restoring."""
+        return self._pilot.controller.state.value
+
+    @property
+    def samples(self) -> int:
+        """Samples trained on so far."""
+        return self._pilot.samples
+
+    @property
+    def energy_j(self) -> float:
+        """Joules drawn so far, as far as they were read."""
+        return self._pilot.energy_j
+
+    @property
+    def elapsed_s(self) -> float:
+        """Seconds of the device's time since the start."""
+        return self._pilot.elapsed_s
+
+
+def _live(budget_w: float | None, budget: str | Budget | Schedule | None) -> LiveBudget:
+    from datetime import datetime
+
+    from underwatt.plan.schedule import Schedule
+
+    if (budget_w is None) == (budget is None):
+        raise InputError("A tuner needs budget_w or budget.", hint="Such as budget_w=10, or budget='10W peak'.")
+    now = datetime.now().astimezone()
+    time_of_day_s = now.hour * 3600 + now.minute * 60 + now.second
+    if budget_w is not None:
+        return LiveBudget(Budget(power_w=budget_w), time_of_day_s=time_of_day_s)
+    if isinstance(budget, str) and "=" in budget:
+        budget = parse_schedule(budget)
+    if isinstance(budget, Schedule):
+        return LiveBudget(Budget(power_w=budget.highest_w), budget, time_of_day_s=time_of_day_s)
+    parsed = parse_budget(budget) if isinstance(budget, str) else budget
+    assert parsed is not None
+    return LiveBudget(parsed, time_of_day_s=time_of_day_s)

@@ -1,0 +1,66 @@
+from __future__ import annotations
+
+import importlib.util
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from underwatt.errors import BudgetError
+from underwatt.records import ConvergenceRun, WorkloadCost
+
+if TYPE_CHECKING:
+    from types import ModuleType
+
+FOLDER = Path(__file__).resolve().parents[2] / "benchmarks"
+COST = WorkloadCost(
+    flops_per_sample=1e9,
+    bytes_per_sample=2e7,
+    bytes_per_step=2e8,
+    kernels_per_step=300,
+    load_bytes_per_sample=1e4,
+    parameters=1e7,
+    state_bytes=1.6e8,
+    activation_bytes_per_sample=4e6,
+)
+RUNS = [ConvergenceRun(size, 0.9, 1e4 * (1 + size / 40), seed) for size in (4, 8, 16, 32, 64, 128) for seed in (0, 1)]
+
+
+@pytest.fixture(scope="module")
+def edge() -> ModuleType:
+    pytest.importorskip("torch", reason="the networks' costs are counted with PyTorch")
+    spec = importlib.util.spec_from_file_location("edge_benchmark", FOLDER / "edge.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_a_case_in_which_nothing_is_found_is_a_failure_that_shows(
+    edge: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(edge, "BUDGETS_PER_CASE", 2)
+    search, calls = edge.search_setting, []
+
+    def fails_once(problem, ask, **options):  # type: ignore[no-untyped-def]
+        calls.append(problem.budget)
+        if len(calls) == 1:
+            ask(problem.candidates[0])
+            raise BudgetError("nothing")
+        return search(problem, ask, **options)
+
+    monkeypatch.setattr(edge, "search_setting", fails_once)
+    world = edge.make_world("nano", "small", COST, RUNS)
+    failed, found = edge.one_world(world, RUNS)
+    assert [failed[name] for name in ("underwatt_s", "speedup", "energy_ratio", "measured")] == [None, None, None, 1]
+    assert found["speedup"] == pytest.approx(found["baseline_s"] / found["underwatt_s"])
+    assert found["underwatt_s"] >= found["oracle_s"]
+    json.dumps([failed, found], allow_nan=False)
+    edge.report([failed, found])
+    told = capsys.readouterr().out
+    for text in ("1 of them failures", "geometric mean 0.00", "oracle's: mean inf", "failure: nano small"):
+        assert text in told

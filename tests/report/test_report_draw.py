@@ -1,0 +1,93 @@
+"""Drawings are valid Plotly figures, with labels where they can be read."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from underwatt.report.draw_base import log_axis
+from underwatt.report.draw_labels import HEIGHT, LETTER, LINE, WIDTH, place_labels
+from underwatt.report.draw_map import draw_map
+from underwatt.report.figures import HeatMap, Report
+from underwatt.report.sections import Section, sections_of
+
+CSS = Path(__file__).parents[2] / "src" / "underwatt" / "report" / "assets" / "report.css"
+
+
+@pytest.fixture(scope="module")
+def sections(whole: Report) -> tuple[Section, ...]:
+    return sections_of(whole)
+
+
+def test_plotly_accepts_every_drawing(sections: tuple[Section, ...]) -> None:
+    graph_objects = pytest.importorskip("plotly.graph_objects")
+    for section in sections:
+        for plot in section.plots:
+            graph_objects.Figure(plot.drawing)  # raises where a name or a value is not Plotly's
+
+
+def test_every_colour_is_one_of_the_page(sections: tuple[Section, ...]) -> None:
+    known = set(re.findall(r"(--[a-z0-9-]+):", CSS.read_text(encoding="utf-8")))
+    used = {name for s in sections for p in s.plots for name in re.findall(r"var\((--[a-z0-9-]+)\)", str(p.drawing))}
+    assert used
+    assert used <= known
+
+
+def test_every_figure_says_its_message_and_has_its_numbers(sections: tuple[Section, ...]) -> None:
+    ids = [plot.id for section in sections for plot in section.plots]
+    assert len(ids) == len(set(ids)) == 10
+    for section in sections:
+        assert all(len(plot.says) > 30 for plot in section.plots)
+        if section.plots:
+            assert "<table" in section.data + section.shown
+
+
+def test_simulated_is_written_on_the_axes(sections: tuple[Section, ...]) -> None:
+    front = next(section for section in sections if section.id == "front")
+    assert "simulated" in front.plots[0].drawing["layout"]["xaxis"]["title"]["text"]
+
+
+def test_labels_do_not_lie_on_each_other_where_there_is_room() -> None:
+    points = [(0.5, 0.5), (0.51, 0.5), (0.52, 0.5), (0.5, 0.52)]
+    texts = ["the choice", "largest batch", "middle batch", "vendor's mode"]
+    boxes = []
+    for (x, y), text, place in zip(points, texts, place_labels(points, texts), strict=True):
+        start = x * WIDTH + place.x_shift - (LETTER * len(text) if place.anchor == "right" else 0)
+        middle = y * HEIGHT + place.y_shift
+        boxes.append((start, middle - LINE / 2, start + LETTER * len(text), middle + LINE / 2))
+    for at, one in enumerate(boxes):
+        for other in boxes[at + 1 :]:
+            wide, high = (min(one[i + 2], other[i + 2]) - max(one[i], other[i]) for i in (0, 1))
+            assert wide <= 0 or high <= 0
+
+
+def test_a_label_at_the_edge_stays_inside() -> None:
+    [place] = place_labels([(0.99, 0.5)], ["a rather long name"])
+    assert place.anchor == "right"
+
+
+def test_the_outline_surrounds_the_cells_that_keep_the_budget() -> None:
+    heat = HeatMap(
+        quantity="power_w",
+        per="target",
+        knob="gpu_mhz",
+        knob_values=(100.0, 200.0),
+        batch_sizes=(8, 16),
+        values=((1.0, 2.0), (3.0, float("nan"))),
+        keeps=((True, True), (False, False)),
+        measured=((True, False), (False, False)),
+        chosen=(0, 1),
+        others_at="",
+        message="",
+    )
+    drawn = draw_map(heat, simulated=False)
+    outline = drawn["data"][1]
+    assert {value for value in outline["y"] if value is not None} == {-0.5, 0.5}
+    assert drawn["data"][0]["z"][1][1] is None
+
+
+@pytest.mark.parametrize(("low", "high"), [(0.9, 210), (2.1, 2.9), (1e-3, 1e6), (7.1, 7.9)])
+def test_log_axes_have_few_ticks(low: float, high: float) -> None:
+    assert len(log_axis("", low, high)["tickvals"]) <= 10

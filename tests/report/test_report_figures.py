@@ -1,0 +1,226 @@
+"""The figures of a whole report, read as data."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import report_world as world
+
+from underwatt.plan import parse_budget
+from underwatt.records import to_json
+from underwatt.report.build import build_report, decided_by
+from underwatt.report.checking import parity_figure
+from underwatt.report.figures import Report
+from underwatt.report.running import energy_figures, setting_of, trace_figure
+from underwatt.run.log import read_log
+from underwatt.run.log_read import RunRecord
+
+
+def test_nothing_is_missing_where_everything_is_known(whole: Report) -> None:
+    assert whole.missing == ()
+    assert all(getattr(whole, name) is not None for name in whole.__dataclass_fields__)
+    json.dumps(to_json(whole), allow_nan=False)
+
+
+def test_the_decision_names_setting_time_watts_and_budget(whole: Report) -> None:
+    assert whole.decision is not None
+    assert whole.front is not None
+    chosen = whole.front.chosen
+    assert str(chosen.setting) in whole.decision.sentence
+    assert "6 W mean" in whole.decision.sentence
+    assert "0.97" in whole.decision.sentence
+    assert "reached its target with 0.971" in whole.decision.happened
+    assert chosen.power_w.expected <= 6
+
+
+def test_the_front_holds_budget_measurements_others_and_their_verdicts(whole: Report) -> None:
+    front = whole.front
+    assert front is not None
+    assert front.budget_w == 6
+    assert front.per == "target"
+    assert 0 < front.keeping < front.settings == len(world.candidates())
+    assert len(front.measured) == world.MEASURED  # what ran out of memory has no time
+    assert all(point.fits == (point.power_w <= 6) for point in front.measured)
+    times, powers = ([getattr(p, name).expected for p in front.front] for name in ("time_s", "power_w"))
+    assert times == sorted(times)
+    assert powers == sorted(powers, reverse=True)
+    names = {other.choice.name for other in front.others}
+    assert any("largest batch" in name for name in names)
+    assert any("vendor" in name for name in names)
+    over = [other.choice for other in front.others if other.choice.fits == "over"]
+    assert over
+    assert all(choice.power_w > 6 for choice in over)
+    for point in front.front:
+        assert point.time_s.low <= point.time_s.expected <= point.time_s.high
+
+
+def test_heat_maps_hold_the_choice_and_mark_what_keeps_the_budget(whole: Report) -> None:
+    heat, power, front = whole.time_map, whole.power_map, whole.front
+    assert heat is not None
+    assert power is not None
+    assert front is not None
+    row, column = heat.chosen
+    assert heat.knob == "gpu_mhz"
+    assert heat.knob_values[row] == front.chosen.setting.mode.gpu_mhz
+    assert heat.batch_sizes[column] == front.chosen.setting.batch_size
+    assert heat.values[row][column] == pytest.approx(front.chosen.time_s.expected)
+    assert power.values[row][column] == pytest.approx(front.chosen.power_w.expected)
+    assert power.keeps[row][column]
+    for line, kept in zip(power.values, power.keeps, strict=True):
+        assert all(watts <= 6.3 for watts, keeps in zip(line, kept, strict=True) if keeps)
+        assert all(keeps is False for watts, keeps in zip(line, kept, strict=True) if watts > 6.3)
+    kept_times = [
+        t for line, kept in zip(heat.values, heat.keeps, strict=True) for t, k in zip(line, kept, strict=True) if k
+    ]
+    assert min(kept_times) == pytest.approx(front.chosen.time_s.expected)
+
+
+def test_convergence_has_runs_inside_a_band(whole: Report) -> None:
+    found = whole.convergence
+    assert found is not None
+    assert len(found.runs) == 12
+    assert all(low <= mid <= high for low, mid, high in zip(found.low, found.samples, found.high, strict=True))
+    assert {4, 8, 16, 32, 64} <= set(found.batch_sizes)
+    assert found.chosen_batch_size is not None
+
+
+def test_parity_holds_each_setting_back(whole: Report) -> None:
+    parity = whole.parity
+    assert parity is not None
+    assert len(parity.settings) == parity.measured == world.MEASURED
+    measured = {m.setting: m for m in world.profile().usable()}
+    for at, setting in enumerate(parity.settings):
+        assert parity.step_s.measured[at] == measured[setting].step_s
+        assert parity.step_s.predicted[at] != measured[setting].step_s
+    errors = [abs(p / m - 1) for p, m in zip(parity.step_s.predicted, parity.step_s.measured, strict=True)]
+    assert parity.step_s.mean_error == pytest.approx(100 * float(np.mean(errors)))
+
+
+def test_very_many_settings_are_checked_by_some() -> None:
+    parity = parity_figure(world.profile(30).measurements, most=12)
+    assert len(set(parity.settings)) == 12
+    assert parity.measured == 30
+
+
+def test_the_trace_keeps_its_excess_and_follows_the_budget(whole: Report, record: RunRecord) -> None:
+    trace = whole.trace
+    assert trace is not None
+    assert trace.readings == 6000
+    assert len(trace.at_s) <= 4000
+    assert trace.over_power_w == (7.25,)
+    assert trace.readings_over == 1
+    assert trace.budget_w == (6.0, 5.0)
+    assert trace.time_over_s == record.time_over_s()
+    assert [change.kind for change in trace.changes] == [
+        "budget",
+        "searching",
+        "holding",
+        "budget",
+        "holding",
+        "info",
+        "end",
+    ]
+
+
+def test_energy_by_time_and_by_setting_add_up(whole: Report, record: RunRecord) -> None:
+    over_time, spent = whole.energy_over_time, whole.energy_spent
+    assert over_time is not None
+    assert spent is not None
+    assert over_time.energy_j[-1] == pytest.approx(record.energy_j(), rel=1e-6)
+    assert sum(share.energy_j for share in spent.shares) == pytest.approx(record.energy_j(), rel=1e-3)
+    assert sum(share.time_s for share in spent.shares) == pytest.approx(600, abs=0.2)
+    assert [share.energy_j for share in spent.shares] == sorted((s.energy_j for s in spent.shares), reverse=True)
+
+
+def test_energy_is_not_counted_while_a_run_was_stopped(tmp_path: Path) -> None:
+    world.write_run(tmp_path / "log.jsonl", seconds=60, excess_at_s=None)
+    lines = (tmp_path / "log.jsonl").read_text().splitlines()
+    later = [
+        '{"kind":"resume","at_s":1000,"started_at":"","pid":2}',
+        '{"kind":"power","at_s":[1001,1002],"power_w":[5.0,5.0]}',
+    ]
+    (tmp_path / "log.jsonl").write_text("\n".join([*lines, *later]) + "\n")
+    record = read_log(tmp_path / "log.jsonl")
+    found = energy_figures(record, None, None)
+    assert found is not None
+    assert (
+        found[0].energy_j[-1] == pytest.approx(record.energy_j(), rel=1e-6) == pytest.approx(60 * 5.25 + 10, rel=0.02)
+    )
+
+
+def test_what_a_run_decided_is_shown_as_its_choice(record: RunRecord) -> None:
+    decided = setting_of(record.of("setting")[1]["setting"])
+    plan = {"kind": "plan", "at_s": 20.0, "chosen": to_json(decided), "expected": {}, "reason": "it was measured."}
+    told = replace(record, events=(*record.events, plan))
+    report = world.report(record=told)
+    assert report.front is not None
+    assert report.decision is not None
+    assert report.front.chosen.setting == decided
+    assert report.decision.reason == "it was measured."
+    assert decided_by(told, parse_budget("4W")) is None  # the run decided for 6 W
+
+
+def test_a_choice_that_draws_more_than_the_budget_is_not_said_to_be_within_it(record: RunRecord) -> None:
+    most = world.candidates()[len(world.candidates()) - 1]
+    plan = {"kind": "plan", "at_s": 20.0, "chosen": to_json(most), "expected": {}, "reason": "with pauses."}
+    report = world.report(record=replace(record, events=(*record.events, plan)))
+    assert report.decision is not None
+    assert "held to 6 W mean by pauses" in report.decision.sentence
+    assert "within" not in report.decision.sentence
+
+
+def test_sections_without_data_say_which_command_provides_them() -> None:
+    bare = build_report(world.profile(2), None, made_at="now")
+    assert {item.command.split(" JOB")[0] for item in bare.missing} == {
+        "underwatt converge",
+        "underwatt profile",
+        "underwatt run",
+    }
+    assert bare.measurements is not None
+    assert bare.decision is bare.front is bare.trace is bare.parity is None
+    unbounded = build_report(world.profile(), world.candidates(), made_at="now")
+    assert any("underwatt report --budget" in item.command for item in unbounded.missing)
+    assert unbounded.parity is not None
+
+
+def test_a_budget_that_nothing_keeps_is_explained_not_an_error() -> None:
+    report = world.report(budget=parse_budget("0.5W"))
+    assert report.front is None
+    assert any("smallest feasible power" in item.why for item in report.missing)
+
+
+def test_without_convergence_times_are_of_one_sample() -> None:
+    report = world.report(convergence=())
+    assert report.front is not None
+    assert report.front.per == "sample"
+    assert report.front.chosen.time_s.expected < 60
+    assert any("same number of samples" in text for text in report.assumptions)
+
+
+def test_simulated_is_said(whole: Report) -> None:
+    assert whole.title.simulated
+    assert any("simulated" in text for text in whole.assumptions)
+    real = replace(world.profile(4), device=replace(world.profile().device, simulated=False))
+    told = build_report(real, None, made_at="now")
+    assert not told.title.simulated
+    assert not any("simulated" in text for text in told.assumptions)
+
+
+def test_a_run_without_readings_is_left_out(record: RunRecord) -> None:
+    empty = replace(record, power=replace(record.power, at_s=np.empty(0), power_w=np.empty(0)))
+    assert trace_figure(empty) is None
+    assert any(
+        "no power" in item.why for item in build_report(world.profile(4), None, made_at="", record=empty).missing
+    )
+
+
+def test_messages_hold_no_nan(whole: Report) -> None:
+    for name in whole.__dataclass_fields__:
+        message = getattr(getattr(whole, name), "message", "")
+        assert "nan" not in message.lower().split()
+    assert math.isfinite(whole.trace.energy_over_j)  # type: ignore[union-attr]
