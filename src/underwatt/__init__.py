@@ -10,6 +10,8 @@ if TYPE_CHECKING:
     from underwatt.device.session import Session
     from underwatt.errors import UnderwattError
     from underwatt.records import Measurement, PowerMode, Profile, Setting
+    from underwatt.run.tuner import tune
+    from underwatt.workload.cost import count_cost
     from underwatt.workload.job import Job
 
 __version__ = "0.1.0"
@@ -23,7 +25,9 @@ _HOMES = {
     "Session": "underwatt.device.session",
     "Setting": "underwatt.records",
     "UnderwattError": "underwatt.errors",
+    "count_cost": "underwatt.workload.cost",
     "open_device": "underwatt.device.registry",
+    "tune": "underwatt.run.tuner",
 }
 
 __all__ = [
@@ -35,7 +39,9 @@ __all__ = [
     "Setting",
     "UnderwattError",
     "__version__",
+    "count_cost",
     "open_device",
+    "tune",
 ]
 
 

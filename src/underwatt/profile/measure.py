@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -213,7 +214,7 @@ def _busy_power(trace: Trace, paused_s: NDArray[np.float64], idle_w: float | Non
     first = int(np.searchsorted(trace.at_s, trace.at_s[0] + PAUSED_SETTLING_S))
     edges = np.unique(np.linspace(min(first, len(trace) - 2), len(trace) - 1, PAUSED_BLOCKS + 1).astype(int))
     busy = []
-    for begin, end in zip(edges[:-1], edges[1:], strict=True):
+    for begin, end in pairwise(edges.tolist()):
         rest_s = paused_s[end] - paused_s[begin]
         part = Trace(
             trace.at_s[begin : end + 1],

@@ -10,19 +10,20 @@ Everything runs in the thread of the training loop, at the end of a step; only r
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field, replace
-from enum import Enum
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from underwatt.errors import ApplyError, BudgetError, ModeError, NotPermittedError, SensorError
 from underwatt.plan.search import Search
-from underwatt.profile.measure import MeasureOptions, Measuring
+from underwatt.profile.measure import Measuring
 from underwatt.profile.steady import Settling
 from underwatt.records import Measurement, Setting, Status
-from underwatt.run.knowledge import Drift, Knowledge, noticed
+from underwatt.run.knowledge import Knowledge, Surprise
+from underwatt.run.options import ControlOptions, State
 from underwatt.run.pacer import Pacer
+from underwatt.run.trouble import SensorGuard, ThrottleGuard
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -38,39 +39,13 @@ if TYPE_CHECKING:
 # that counts, and what was read at the start was read at the clocks found.
 IDLE_SHARE = 0.75
 PAUSING_S = 2.0
+COUNTED_MARGIN, READ_MARGIN = 0.002, 0.01
+# A setting that fits is left for a better one only where that is worth the change.
+WORTH_A_CHANGE = 0.01
 # Training on while another setting is measured costs about so many seconds: a few at a setting that is somewhat slower.
 MEASURING_COSTS_S = 0.6
 # How far to look ahead where it is not known when the training ends, and at most.
 USUAL_VIEW_S, LONGEST_VIEW_S = 3600.0, 86_400.0
-
-
-class State(str, Enum):
-    """What the controller is doing."""
-
-    SEARCHING = "searching"
-    HOLDING = "holding"
-    CORRECTING = "correcting"
-    RESTORING = "restoring"
-
-
-@dataclass(frozen=True, slots=True)
-class ControlOptions:
-    """When the controller looks, and what it takes seriously."""
-
-    look_s: float = 0.1
-    measure: MeasureOptions = field(default_factory=lambda: MeasureOptions(precision=0.015, min_steps=4, limit_s=12.0))
-    settle_s: float = 1.5  # after a change readings tell of what was before
-    short_s: float = 0.5  # a clear excess is seen in this time
-    long_s: float = 4.0  # a drift in this
-    clear_excess: float = 0.04
-    threshold: float = 0.015  # share of power that counts as drift
-    same_level: float = 0.03  # budgets this close to each other need no search of their own
-    most_a_level: int = 12  # measurements for one level of the budget
-    least_gain: float = 0.005
-    hopeless: float = 1.3  # so many times slower than the best: measured no further
-    rough: float = 0.05  # half width of the intervals that suffices to rule a setting out
-    lost_s: float = 10.0  # a sensor may be silent for so long
-    throttle_s: float = 60.0  # how long clocks above a throttled one are not used
 
 
 class Controller:
@@ -106,14 +81,14 @@ class Controller:
         self._search_w = math.nan
         self._searched_w: list[float] = []
         self._budget_w = math.nan
-        self._throttle: tuple[float, float] | None = None  # highest GPU clock, and until when
-        self._lost_since_s: float | None = None
+        self._throttle = ThrottleGuard(self._options.throttle_s)
+        self._sensor = SensorGuard(self._options.lost_s)
         self._next_look_s = self._next_drift_s = -math.inf
         self._changed_s = self._level_s = self._now_s()
         self._steps_since_change = 0
         self._share_done = 0.0
         self._paused_s = 0.0
-        self._last_pause_s = self._next_state_s = -math.inf
+        self._last_pause_s = self._observed_s = -math.inf
         self.setting: Setting | None = None
 
     # What the training loop calls
@@ -136,6 +111,7 @@ class Controller:
         if now_s >= self._next_look_s:
             self._look(now_s)
         if self._measuring is not None and self._has_knobs:
+            self._pacer.take_in()  # a pause would blur the reading
             return
         while (pause_s := self._pacer.pause_s(self._now_s())) > 0:
             begin_s = self._now_s()
@@ -221,7 +197,8 @@ class Controller:
             elif self.state is not State.SEARCHING and now_s >= self._next_drift_s:
                 self._next_drift_s = now_s + self._options.look_s
                 self._watch(now_s)
-            self._sensor_back()
+            if self._sensor.back(self._meter.newest):
+                self._note("info", "Power can be read again.")
         except SensorError as exc:
             self._sensor_lost(now_s, exc)
             return
@@ -239,7 +216,7 @@ class Controller:
         fell = watts < self._budget_w
         self._budget_w = watts
         self._level_s = self._now_s()
-        self._pacer.set_budget(watts, self._idle_w())
+        self._pacer.set_budget(watts * (1 - self._margin()), self._idle_w())
         self._tell("budget", {"power_w": watts if math.isfinite(watts) else None, "why": why})
         if self.setting is None:
             return
@@ -263,17 +240,20 @@ class Controller:
         settled_s = self._changed_s + options.settle_s
         if known is None or now_s < settled_s + options.short_s:
             return
-        power_w, step_s, paused = self._observed(now_s - options.short_s)
-        drift = None
-        if not paused and power_w > self._budget_w * (1 + options.clear_excess):
-            drift = noticed(power_w, math.nan, known, self._knowledge.drift, self._budget_w, options.clear_excess)
-        elif now_s - options.long_s >= settled_s:
-            power_w, step_s, paused = self._observed(now_s - options.long_s)
-            threshold = options.threshold * (2 if paused else 1)
-            drift = noticed(power_w, step_s, known, self._knowledge.drift, self._budget_w, threshold)
-        if drift is not None:
-            self._correct(drift, power_w)
+        power_w, _, paused = self._observed(now_s - options.short_s)
+        if not paused and power_w > self._expected_w(known) * (1 + options.clear_excess):
+            self._knowledge.observe(known.setting, power_w, math.nan, options.short_s)
+            self._correct(power_w)
             return
+        if now_s - options.long_s >= max(settled_s, self._observed_s):
+            power_w, step_s, paused = self._observed(now_s - options.long_s)
+            self._observed_s = now_s
+            if math.isfinite(power_w) and not paused:
+                surprise = self._knowledge.observe(known.setting, power_w, step_s, options.long_s)
+                if surprise is Surprise.LEAP:
+                    self._correct(power_w)
+                    return
+                self._settle_for_best(self.state, f"{power_w:.2f} W were measured", least_gain=WORTH_A_CHANGE)
         if self.state is State.CORRECTING and now_s - settled_s >= options.long_s:
             self.state = State.HOLDING
             self._say_setting("back within what was expected")
@@ -292,65 +272,42 @@ class Controller:
         times = self._meter.step_times(since_s)
         return power_w, float(np.mean(times)) if len(times) >= 3 else math.nan, paused_s > 0
 
-    def _correct(self, drift: Drift, power_w: float) -> None:
-        before = self._knowledge.drift
-        self._knowledge.drift = drift
-        self._changed_s = self._now_s()  # what was seen once is not taken for another drift
-        over = power_w > self._budget_w
-        what = f"{drift.extra_w - before.extra_w:+.2f} W, {drift.slow_factor / before.slow_factor:.2f}× the time"
-        self._note("info", f"The device has drifted ({what}); planning again.")
-        self.state = State.CORRECTING if over else State.HOLDING
+    def _expected_w(self, known: Measurement) -> float:
+        return known.power_w + self._knowledge.drift.extra_w
+
+    def _correct(self, power_w: float) -> None:
+        """The device has changed: plan again with what is left of the budget."""
+        drift = self._knowledge.drift
+        self._observed_s = self._changed_s = self._now_s()  # what was seen once is not taken for another change
+        what = f"{drift.extra_w:+.2f} W and {drift.slow_factor:.2f}× the time of when its settings were measured"
+        self._note("info", f"The device has drifted to {what}; planning again.")
         self._level_s = self._now_s()
-        self._settle_for_best(self.state, f"{power_w:.2f} W were measured")
+        state = State.CORRECTING if power_w > self._budget_w else State.HOLDING
+        self._settle_for_best(state, f"{power_w:.2f} W were measured")
 
     def _look_for_throttling(self, now_s: float) -> None:
-        if self._throttle is not None and now_s > self._throttle[1]:
-            self._throttle = None
+        if self._throttle.is_over(now_s):
             self._settle_for_best(State.HOLDING, "clocks that were throttled may be used again")
-        if now_s < self._next_state_s:
-            return
-        self._next_state_s = now_s + 1.0
-        state = self._session.device.read_state()
-        asked = self.setting.mode.gpu_mhz if self.setting else None
-        running = state.running.gpu_mhz
-        if state.throttle_reasons and asked and running and running < asked and self._throttle is None:
-            self._throttle = (running, now_s + self._options.throttle_s)
-            self._note("warning", f"The device slows itself down ({', '.join(state.throttle_reasons)}).")
-            self._settle_for_best(State.CORRECTING, f"the GPU is throttled to {running:g} MHz")
-
-    # The sensor
+        if self.setting is not None and (why := self._throttle.look(now_s, self._session.device, self.setting.mode)):
+            self._note("warning", why)
+            self._settle_for_best(State.CORRECTING, f"the GPU is throttled to {self._throttle.highest_mhz:g} MHz")
 
     def _sensor_lost(self, now_s: float, error: SensorError) -> None:
         """Go back to a setting that was measured to fit, and give the sensor some time."""
-        if self._lost_since_s is None:
-            self._lost_since_s = now_s
+        if self._sensor.lost(now_s, error):
             self._note("warning", f"{error} Holding the last safe setting.")
             self._measuring = None
-            if self._knowledge.measurements():
-                self._settle_for_best(State.HOLDING, "power cannot be read")
-        elif now_s - self._lost_since_s > self._options.lost_s:
-            raise SensorError(
-                f"Power could not be read for {self._options.lost_s:g} s, so the budget cannot be kept: "
-                f"{error.message}",
-                hint="Mend the sensor, then go on with --resume.",
-            ) from error
-
-    def _sensor_back(self) -> None:
-        if self._lost_since_s is not None:
-            newest = self._meter.newest
-            if newest is not None and newest.at_s > self._lost_since_s:
-                self._lost_since_s = None
-                self._note("info", "Power can be read again.")
+            self._settle_for_best(State.HOLDING, "power cannot be read")
 
     # Searching
 
     def _may_search(self, now_s: float) -> bool:
-        if self.state is not State.HOLDING or self._lost_since_s is not None or self._throttle is not None:
+        if self.state is not State.HOLDING or self._sensor.is_lost or self._throttle.active:
             return False
         stays_s = self._live.next_change_s(now_s - self._begun_s) - (now_s - self._begun_s)
         if now_s - self._level_s < 1.0 or stays_s < 2.0:
             return False
-        level_w = self._knowledge.effective_w(self._budget_w)
+        level_w = self._left_w()
         return not any(abs(level_w / done_w - 1) <= self._options.same_level for done_w in self._searched_w)
 
     def _time_at_level_s(self) -> float:
@@ -368,7 +325,7 @@ class Controller:
 
     def _seek(self) -> None:
         """Ask the search what to measure next, and train with that; with nothing to ask, hold the best."""
-        level_w = self._knowledge.effective_w(self._budget_w)
+        level_w = self._left_w()
         if not math.isclose(level_w, self._search_w, rel_tol=1e-3):
             least_gain = max(self._options.least_gain, MEASURING_COSTS_S / self._time_at_level_s())
             self._search = self._search.under(
@@ -416,7 +373,7 @@ class Controller:
         if so_far is None or so_far.power_w_ci95 > self._options.rough * so_far.power_w:
             return False
         seen = self._knowledge.drift.seen_from(so_far)
-        if self._has_knobs and seen.power_w - seen.power_w_ci95 > self._knowledge.effective_w(self._budget_w):
+        if self._has_knobs and seen.power_w - seen.power_w_ci95 > self._left_w():
             return True
         if so_far.steps < 3 or so_far.step_s_ci95 > self._options.rough * so_far.step_s:
             return False
@@ -435,7 +392,7 @@ class Controller:
         """The problem with the watts that drift leaves."""
         if math.isinf(self._budget_w):
             return self._base
-        watts = self._knowledge.effective_w(self._budget_w)
+        watts = self._left_w()
         budget = replace(self._live.budget, power_w=watts, energy_j=None, deadline_s=None)
         return replace(self._base, budget=budget, idle_w=min(self._idle_w(), IDLE_SHARE * watts))
 
@@ -449,13 +406,16 @@ class Controller:
 
     # Setting
 
-    def _settle_for_best(self, state: State, why: str) -> None:
-        highest_mhz = self._throttle[0] if self._throttle else math.inf
-        best = self._knowledge.best(self._problem_now(), highest_mhz)
-        if best is None:
-            best = self._knowledge.best(self._problem_now())
+    def _settle_for_best(self, state: State, why: str, least_gain: float = 0.0) -> None:
+        """Use the best measured setting; one that fits is left only for one that is better by ``least_gain``."""
+        problem = self._problem_now()
+        best = self._knowledge.best(problem, self._throttle.highest_mhz) or self._knowledge.best(problem)
         if best is None:
             return
+        if least_gain and self.setting is not None:
+            now = self._knowledge.outcome(self.setting, problem)
+            if now is not None and now.fits and best.time_s > (1 - least_gain) * now.time_s:
+                return
         if not self._use(best.measurement.setting, state, why):
             self._settle_for_best(state, why)
 
@@ -499,6 +459,15 @@ class Controller:
     def _step_s(self) -> float:
         known = self._knowledge.of(self.setting) if self.setting else None
         return known.step_s * self._knowledge.drift.slow_factor if known else 0.0
+
+    def _margin(self) -> float:
+        """The share of the budget that is left free: small where joules are counted, more where watts are averaged."""
+        newest = self._meter.newest
+        return COUNTED_MARGIN if newest is not None and newest.energy_j is not None else READ_MARGIN
+
+    def _left_w(self) -> float:
+        """The watts that drift and margin leave for a setting as it was measured."""
+        return self._knowledge.effective_w(self._budget_w * (1 - self._margin()))
 
     def _idle_w(self) -> float:
         """Power in a pause: as it was found, or less where lower clocks, which a lower budget asks for, draw less."""

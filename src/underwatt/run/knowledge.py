@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from enum import Enum
 from typing import TYPE_CHECKING
-
-import numpy as np
 
 from underwatt.plan.problem import Outcome, Problem, outcome
 from underwatt.records import Measurement, PowerMode, Setting, Status
@@ -20,6 +19,11 @@ if TYPE_CHECKING:
 
 # A device draws at most this share of the budget less than when it was measured: less than that is a throttled clock.
 LARGEST_RELIEF = 0.05
+# More than this share at once is another process, or one that ended, and no error of a measurement.
+LEAP = 0.04
+# Standard deviations, as shares of power: of the drift between two looks, of one second of readings, and of what a
+# setting is at best known to.
+DRIFT_STD, SEEN_STD, LEAST_STD = 0.004, 0.008, 0.002
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +43,13 @@ class Drift:
             peak_w=max(measurement.peak_w - self.extra_w, 1e-3),
             step_s=measurement.step_s / self.slow_factor,
         )
+
+
+class Surprise(Enum):
+    """How an observation differs from what was expected."""
+
+    SMALL = "small"
+    LEAP = "leap"
 
 
 class Knowledge:
@@ -61,6 +72,31 @@ class Knowledge:
         elif measurement.usable and size in self._rows:
             self._known[measurement.setting] = measurement
 
+    def observe(self, setting: Setting, power_w: float, step_s: float, seconds: float) -> Surprise:
+        """Watts and time of a known setting, seen over some seconds of training; how far they are from expected.
+
+        What differs a little is shared between the setting, whose measurement was short, and the device, which
+        drifts; a leap is the device's alone.
+        """
+        known = self._known[setting]
+        drift = self.drift
+        left_w = power_w - known.power_w - drift.extra_w
+        slow = step_s / known.step_s / drift.slow_factor if math.isfinite(step_s) else 1.0
+        if abs(left_w) > LEAP * known.power_w or abs(slow - 1) > 2 * LEAP:
+            extra_w = max(drift.extra_w + left_w, -LARGEST_RELIEF * known.power_w)
+            self.drift = Drift(extra_w, min(max(drift.slow_factor * slow, 0.5), 20.0))
+            return Surprise.LEAP
+        setting_std = max(known.power_w_ci95 / 2, LEAST_STD * known.power_w)
+        drift_std = DRIFT_STD * known.power_w
+        seen_std = SEEN_STD * known.power_w / math.sqrt(max(seconds, 0.1))
+        variance = setting_std**2 + drift_std**2 + seen_std**2
+        own, common = setting_std**2 / variance, drift_std**2 / variance
+        self.drift = replace(drift, extra_w=drift.extra_w + common * left_w)
+        self._known[setting] = replace(
+            known, power_w=known.power_w + own * left_w, power_w_ci95=2 * setting_std * math.sqrt(1 - own)
+        )
+        return Surprise.SMALL
+
     def refuse(self, mode: PowerMode) -> None:
         """The device did not take this mode: it is not offered again."""
         self._refused.add(mode)
@@ -81,6 +117,11 @@ class Knowledge:
         """The watts that are left for a setting as it was measured."""
         return max(power_w - self.drift.extra_w, 1e-3)
 
+    def outcome(self, setting: Setting, problem: Problem) -> Outcome | None:
+        """What a known setting takes under the problem's budget."""
+        known = self._known.get(setting)
+        return outcome(problem, self._rows[setting.batch_size], known) if known else None
+
     def best(self, problem: Problem, highest_gpu_mhz: float = math.inf) -> Outcome | None:
         """The best measured setting under the problem's budget; where none keeps it, the one that draws least."""
         found = [
@@ -93,18 +134,3 @@ class Knowledge:
             return min(fitting, key=lambda item: item.score(problem.goal))
         reached = [item for item in found if math.isfinite(item.time_s)]
         return min(reached, key=lambda item: item.measurement.power_w, default=None)
-
-
-def noticed(
-    observed_w: float, observed_step_s: float, known: Measurement, drift: Drift, budget_w: float, threshold: float
-) -> Drift | None:
-    """The drift that an observation of a known setting shows, where it differs from the one reckoned with."""
-    if not math.isfinite(observed_w):
-        return None
-    extra_w = max(observed_w - known.power_w, -LARGEST_RELIEF * min(budget_w, known.power_w))
-    slow = observed_step_s / known.step_s if math.isfinite(observed_step_s) else drift.slow_factor
-    slow = float(np.clip(slow, 0.8, 20.0))
-    moved = abs(extra_w - drift.extra_w) > threshold * known.power_w
-    if moved or abs(slow / drift.slow_factor - 1) > 2 * threshold:
-        return Drift(extra_w if moved else drift.extra_w, slow)
-    return None

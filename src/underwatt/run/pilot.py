@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import os
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
@@ -31,9 +32,9 @@ if TYPE_CHECKING:
     from underwatt.plan.problem import SamplesToTarget
     from underwatt.profile.store import Store
     from underwatt.records import Measurement, PowerSample, Profile, Setting, WorkloadCost, WorkloadInfo
-    from underwatt.run.controller import ControlOptions
     from underwatt.run.live import LiveBudget
     from underwatt.run.log import RunLog
+    from underwatt.run.options import ControlOptions
 
 TELL_PERIOD_S = 1.0
 
@@ -79,13 +80,14 @@ class Pilot:
         self._begun_s = self._next_tell_s = 0.0
         self._outcome = "finished"
         self._loss: Any = None
+        self._idle_w: float | None = None
         self._unsaved: list[Measurement] = []
         self._store_failed = False
 
     def __enter__(self) -> Self:
         with contextlib.ExitStack() as stack:
             self._session = stack.enter_context(self._session)
-            idle_w = measure_idle(self.device) if allows_pauses(self._live.budget) else None
+            idle_w = self._idle_w = measure_idle(self.device) if allows_pauses(self._live.budget) else None
             self._begun_s = self.device.clock.now_s() - self._elapsed_s
             if self._log is not None:
                 self._meter.listen(self._log_reading)
@@ -233,7 +235,7 @@ class Pilot:
     def _say_start(self) -> None:
         started_at = datetime.now().astimezone().isoformat(timespec="seconds")
         if self._elapsed_s:
-            self._tell("resume", {"started_at": started_at})
+            self._tell("resume", {"started_at": started_at, "pid": os.getpid()})
             return
         self._tell(
             "start",
@@ -247,6 +249,8 @@ class Pilot:
                 "target": self.target,
                 "batch_sizes": list(self._sizes),
                 "simulated": self.device.info.simulated,
+                "idle_w": self._idle_w,
+                "pid": os.getpid(),
                 "version": __version__,
             },
         )
@@ -272,7 +276,7 @@ class Pilot:
                 "steps": self.steps,
                 "samples": self.samples,
                 "batch_size": self.batch_size,
-                "loss": None if self._loss is None else float(self._loss),
+                "loss": None if self._loss is None else float(getattr(self._loss, "detach", lambda: self._loss)()),
                 "step_s": float(times.mean()) if len(times) else math.nan,
                 "power_w": power_w,
                 "budget_w": controller.budget_w,

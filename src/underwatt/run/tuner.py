@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from underwatt.plan.problem import SamplesToTarget
     from underwatt.plan.schedule import Schedule
     from underwatt.records import Profile, Setting, WorkloadCost
-    from underwatt.run.controller import ControlOptions
+    from underwatt.run.options import ControlOptions
     from underwatt.workload.lr import LrRule
 
 
