@@ -26,6 +26,7 @@ HOMES = {
     "predict": "predict",
     "converge": "converge",
     "plan": "plan",
+    "run": "run",
     "store": "store",
     "budget": "budget",
     "report": "report",

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from underwatt.device.base import Device
     from underwatt.device.space import ModeSpace
     from underwatt.plan import SearchResult
-    from underwatt.records import Prediction, Profile, WorkloadCost
+    from underwatt.records import Prediction, Profile, WorkloadCost, WorkloadInfo
 
 app = typer.Typer()
 _log = Console(stderr=True)
@@ -216,15 +216,23 @@ def _budget(budget: str, energy: str, deadline: str) -> Budget:
 
 
 def _curve(store: Store, measured: Profile, question: _Question) -> ConvergenceCurve | None:
-    wanted, target = question.convergence or measured.workload.id, question.target
-    runs = newest_rates(next((runs for workload, runs in store.convergence() if workload.id == wanted), ()))
-    if question.convergence and not runs:
-        raise InputError(f"There are no convergence runs {wanted!r}.", hint="`underwatt store ls` lists them.")
+    curve = stored_curve(store, measured.workload, wanted_id=question.convergence, target=question.target)
+    if curve is None:
+        _refuse_totals(question)
+    return curve
+
+
+def stored_curve(
+    store: Store, workload: WorkloadInfo, *, wanted_id: str = "", target: float | None = None
+) -> ConvergenceCurve | None:
+    """Samples to target from the stored runs of a workload; says so where there are none that reached it."""
+    runs = newest_rates(next((runs for info, runs in store.convergence() if info.id == (wanted_id or workload.id)), ()))
+    if wanted_id and not runs:
+        raise InputError(f"There are no convergence runs {wanted_id!r}.", hint="`underwatt store ls` lists them.")
     if target is not None and target not in targets_of(runs):
         raise InputError(f"No run was made for target {target:g}.", hint=f"There are: {targets_of(runs)}.")
     aim = target if target is not None or not runs else runs[-1].target
     if not any(run.reached and run.target == aim for run in runs):
-        _refuse_totals(question)
         why = f"No training reached the target {aim:g}" if runs else "No convergence runs of this workload are stored"
         _log.print(
             f"[yellow]{why}, so every batch size is taken to need the same number of samples.[/] "

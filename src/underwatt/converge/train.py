@@ -11,15 +11,14 @@ between two scores the crossing of the target is interpolated. A run ends as nev
 from __future__ import annotations
 
 import math
-import traceback
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from underwatt.errors import InputError, JobError, StepError, UnderwattError
+from underwatt.errors import InputError, JobError
 from underwatt.records import ConvergenceRun
 from underwatt.workload._torch import torch
 from underwatt.workload.data import train_and_test
-from underwatt.workload.oom import does_not_fit, says_out_of_memory
+from underwatt.workload.faults import job_faults
 from underwatt.workload.training import Training
 
 if TYPE_CHECKING:
@@ -78,19 +77,10 @@ def train_to_target(
     another is known to be that much better.
     """
     devices = list(range(torch.cuda.device_count()))
-    try:
-        with torch.random.fork_rng(devices):  # who calls this keeps their own random numbers
-            torch.manual_seed(seed)
-            return _train(job, batch_size, seed, effort, hopeless_samples, on_score)
-    except UnderwattError:
-        raise
-    except Exception as exc:  # the job is the user's code and may raise anything
-        text = "".join(traceback.format_exception_only(exc)).strip()
-        if isinstance(exc, MemoryError) or says_out_of_memory(text):
-            traceback.clear_frames(exc.__traceback__)  # they hold the memory that the next run needs
-            raise does_not_fit(batch_size) from None
-        last = text.splitlines()[0].rstrip(".")
-        raise StepError(f"The job failed at batch size {batch_size}, seed {seed}: {last}.") from exc
+    # Who calls this keeps their own random numbers.
+    with job_faults(batch_size), torch.random.fork_rng(devices):
+        torch.manual_seed(seed)
+        return _train(job, batch_size, seed, effort, hopeless_samples, on_score)
 
 
 def _train(

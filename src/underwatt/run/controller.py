@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from underwatt.errors import ApplyError, BudgetError, ModeError, NotPermittedError, SensorError
+from underwatt.plan.duty import allows_pauses
 from underwatt.plan.search import Search
 from underwatt.profile.measure import Measuring
 from underwatt.profile.steady import Settling
@@ -63,6 +64,7 @@ class Controller:
         options: ControlOptions | None = None,
         tell: Callable[[str, dict[str, Any]], None] = lambda _kind, _fields: None,
         begun_s: float | None = None,
+        can_pause: bool = True,
     ) -> None:
         self.state = State.SEARCHING
         self.energy_before_j = 0.0  # of an earlier part of the same training
@@ -76,6 +78,7 @@ class Controller:
         self._search = Search(problem, references=references, known=known)
         self._settling = Settling()
         self._has_knobs = bool(problem.candidates.knobs)
+        self._can_pause = can_pause and allows_pauses(live.budget)
         self._pacer = Pacer(meter, problem.idle_w or 0.0, self._now_s())
         self._measuring: Measuring | None = None
         self._search_w = math.nan
@@ -216,7 +219,7 @@ class Controller:
         fell = watts < self._budget_w
         self._budget_w = watts
         self._level_s = self._now_s()
-        self._pacer.set_budget(watts * (1 - self._margin()), self._idle_w())
+        self._pacer.set_budget(watts * (1 - self._margin()) if self._can_pause else math.inf, self._idle_w())
         self._tell("budget", {"power_w": watts if math.isfinite(watts) else None, "why": why})
         if self.setting is None:
             return
@@ -394,7 +397,7 @@ class Controller:
             return self._base
         watts = self._left_w()
         budget = replace(self._live.budget, power_w=watts, energy_j=None, deadline_s=None)
-        return replace(self._base, budget=budget, idle_w=min(self._idle_w(), IDLE_SHARE * watts))
+        return replace(self._base, budget=budget, idle_w=self._idle_w() if self._can_pause else None)
 
     def _search_problem(self) -> Problem:
         """What to look for: where clocks can be set, settings that fit as they are, for pauses would blur the reading.

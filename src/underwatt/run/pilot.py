@@ -24,7 +24,7 @@ from underwatt.run.controller import Controller
 from underwatt.run.idle import measure_idle
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from typing_extensions import Self
 
@@ -35,6 +35,8 @@ if TYPE_CHECKING:
     from underwatt.run.live import LiveBudget
     from underwatt.run.log import RunLog
     from underwatt.run.options import ControlOptions
+
+    Listener = Callable[[str, dict[str, Any]], None]
 
 TELL_PERIOD_S = 1.0
 
@@ -56,6 +58,8 @@ class Pilot:
         store: Store | None = None,
         log: RunLog | None = None,
         options: ControlOptions | None = None,
+        listener: Listener | None = None,
+        can_pause: bool = True,
         elapsed_s: float = 0.0,
     ) -> None:
         if isinstance(device, SimulatesLoad) and cost is None:
@@ -81,20 +85,21 @@ class Pilot:
         self._outcome = "finished"
         self._loss: Any = None
         self._idle_w: float | None = None
+        self._listener, self._can_pause = listener, can_pause
         self._unsaved: list[Measurement] = []
         self._store_failed = False
 
     def __enter__(self) -> Self:
         with contextlib.ExitStack() as stack:
             self._session = stack.enter_context(self._session)
-            idle_w = self._idle_w = measure_idle(self.device) if allows_pauses(self._live.budget) else None
+            self._idle_w = measure_idle(self.device) if self._can_pause and allows_pauses(self._live.budget) else None
             self._begun_s = self.device.clock.now_s() - self._elapsed_s
             if self._log is not None:
                 self._meter.listen(self._log_reading)
             stack.enter_context(self._meter)
             space = permitted_space(self.device)
             candidates = SettingArray.product(tuple(k.name for k in space.knobs), space.matrix(), self._sizes)
-            problem = Problem.of(candidates, self._live.budget, self._convergence, idle_w=idle_w)
+            problem = Problem.of(candidates, self._live.budget, self._convergence, idle_w=self._idle_w)
             self._share_of_sample = _shares(self._convergence, self._sizes)
             self._controller = Controller(
                 self._session,
@@ -106,6 +111,7 @@ class Pilot:
                 options=self._options,
                 tell=self._tell,
                 begun_s=self._begun_s,
+                can_pause=self._can_pause,
             )
             self._controller.energy_before_j = self._energy_j
             self._say_start()
@@ -156,6 +162,20 @@ class Pilot:
         """Joules since the training began, as far as they were read."""
         return self.controller.energy_j
 
+    @property
+    def power_w(self) -> float:
+        """Mean power over the last second; NaN where it cannot be read."""
+        try:
+            trace = self._meter.trace(self._meter_now() - TELL_PERIOD_S)
+        except SensorError:
+            return math.nan
+        return float(trace.power_w.mean()) if len(trace) else math.nan
+
+    @property
+    def time_left_s(self) -> float:
+        """Expected time to the target; inf where nothing is known of it."""
+        return self.controller.time_left_s if self._convergence is not None else math.inf
+
     def continues(self, *, samples: int, steps: int, share: float, energy_j: float) -> None:
         """This is a part of a training that began earlier."""
         self.samples, self.steps, self.share, self._energy_j = samples, steps, share, energy_j
@@ -198,6 +218,16 @@ class Pilot:
         """The model was tested."""
         self._tell("score", {"samples": self.samples, "value": value, "target": target})
 
+    @property
+    def energy_left_j(self) -> float:
+        """What is left of the budget's joules; inf where they are not bounded."""
+        limit_j = self._live.budget.energy_j
+        return math.inf if limit_j is None else limit_j - self.energy_j
+
+    def note(self, level: str, text: str) -> None:
+        """Say something in the log: ``info`` or ``warning``."""
+        self._tell("note", {"level": level, "text": text})
+
     def ends(self, outcome: str) -> None:
         """How the training ends, for the log."""
         self._outcome = outcome
@@ -214,6 +244,8 @@ class Pilot:
     def _tell(self, kind: str, fields: dict[str, Any]) -> None:
         if self._log is not None:
             self._log.write(kind, self.elapsed_s, **fields)
+        if self._listener is not None:
+            self._listener(kind, fields)
         if kind == "measured" and self._store is not None:
             self._unsaved.append(fields["measurement"])
             self._save(self._store)
@@ -264,12 +296,8 @@ class Pilot:
             self._save(self._store)
         if self._log is None:
             return
-        try:
-            power_w = float(self._meter.trace(now_s - TELL_PERIOD_S).power_w.mean())
-        except SensorError:
-            power_w = math.nan
         times = self._meter.step_times(now_s - TELL_PERIOD_S)
-        left_s = controller.time_left_s
+        left_s = self.time_left_s
         self._tell(
             "progress",
             {
@@ -278,10 +306,10 @@ class Pilot:
                 "batch_size": self.batch_size,
                 "loss": None if self._loss is None else float(getattr(self._loss, "detach", lambda: self._loss)()),
                 "step_s": float(times.mean()) if len(times) else math.nan,
-                "power_w": power_w,
+                "power_w": self.power_w,
                 "budget_w": controller.budget_w,
                 "energy_j": controller.energy_j,
-                "time_left_s": left_s if self._convergence is not None else None,
+                "time_left_s": left_s if math.isfinite(left_s) else None,
                 "state": controller.state.value,
                 "gap_share": controller.pause_share,
                 "share": self.share if self._convergence is not None else None,

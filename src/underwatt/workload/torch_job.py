@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import gc
 import logging
-import traceback
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from underwatt.device.clock import SystemClock
-from underwatt.errors import JobError, StepError, UnderwattError, WorkloadError
+from underwatt.errors import JobError, StepError
 from underwatt.workload._torch import torch
 from underwatt.workload.base import Beat
 from underwatt.workload.cost import count_cost
+from underwatt.workload.faults import job_faults
 from underwatt.workload.identity import job_info
-from underwatt.workload.oom import does_not_fit, says_out_of_memory
 from underwatt.workload.training import Training
 
 if TYPE_CHECKING:
@@ -106,22 +105,5 @@ class TorchRun:
 
     def _guarded(self, call: Callable[[], _Result]) -> _Result:
         """Call into the job, its faults translated."""
-        error: WorkloadError
-        cause: BaseException | None = None
-        try:
+        with job_faults(self._batch_size):
             return call()
-        except UnderwattError:
-            raise
-        except MemoryError as exc:
-            traceback.clear_frames(exc.__traceback__)
-            error = does_not_fit(self._batch_size)
-        except Exception as exc:  # noqa: BLE001 - the job is the user's code and may raise anything
-            text = "".join(traceback.format_exception_only(exc)).strip()
-            if says_out_of_memory(text):
-                traceback.clear_frames(exc.__traceback__)
-                error = does_not_fit(self._batch_size)
-            else:
-                last = text.splitlines()[0].rstrip(".")
-                error, cause = StepError(f"The job failed in a step: {last}."), exc
-        # Raised out here: an error that remembers the frames of a full GPU keeps that GPU full.
-        raise error from cause

@@ -83,6 +83,11 @@ class Training:
         """Go on at another batch size; batches that worker processes have prepared are trained on first."""
         self._order.batch_size = batch_size
 
+    @property
+    def next_batch_size(self) -> int:
+        """The size of the batch that the next step trains on."""
+        return len(self._order.handed_out[0]) if self._order.handed_out else self._order.batch_size
+
     def step(self) -> torch.Tensor:
         """Train on one batch; the loss stays on the device, so that a GPU is not waited for."""
         assert self._batches is not None, "closed"

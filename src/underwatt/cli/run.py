@@ -1,0 +1,185 @@
+"""``underwatt run``: train a job to its target under a budget, and put everything back."""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+
+from underwatt.cli.devices import DEVICE_HELP
+from underwatt.cli.format import duration
+from underwatt.cli.plan import stored_curve
+from underwatt.cli.predict import REFERENCE_HELP, load_references
+from underwatt.cli.profile import STORE_HELP, parse_batch_sizes
+from underwatt.cli.run_show import Display
+from underwatt.device.registry import open_device
+from underwatt.errors import InputError
+from underwatt.plan.budget import Budget, parse_budget
+from underwatt.plan.schedule import Schedule, parse_schedule, read_schedule
+from underwatt.profile.store import Store, default_store_path
+from underwatt.records import to_json
+from underwatt.run.live import LiveBudget
+from underwatt.run.whole import Run, run_command, run_job
+from underwatt.workload.choose import JOB_HELP, CommandRate, choose_workload
+
+if TYPE_CHECKING:
+    from underwatt.device.base import Device
+    from underwatt.run.train import Trained
+
+app = typer.Typer()
+_out = Console()
+_log = Console(stderr=True)
+RUNS = Path("runs")
+
+
+@app.callback()
+def _group() -> None:
+    """Keep this a group, though it has one command."""
+
+
+@app.command("run")
+def run(
+    job: list[str] = typer.Argument(..., metavar="JOB", help=JOB_HELP, show_default=False),
+    budget: str = typer.Option("", "--budget", help="10W, 10W peak, or a schedule: 08:00-18:00=15W,else=7W."),
+    schedule: Path | None = typer.Option(None, "--schedule", help="CSV with at_s,power_w or time,power_w."),
+    energy: str = typer.Option("", "--energy", help="Energy for the whole training, such as 50Wh; it stops there."),
+    device: str = typer.Option("", "--device", "-d", help=DEVICE_HELP),
+    batch_sizes: str = typer.Option("", "--batch-sizes", "-b", help="Such as 8,16,32; the job's own by default."),
+    out: Path | None = typer.Option(None, "--out", help="The run's folder; a new one in runs/ by default."),
+    resume: bool = typer.Option(False, "--resume", help="Go on with the run in --out, or the job's newest one."),
+    evaluate_every: int = typer.Option(0, min=0, help="Test the model every so many samples; as in converge if 0."),
+    limit: float = typer.Option(0, min=0, help="Give up after so many samples; never if 0."),
+    target: float | None = typer.Option(None, help="Which target of the convergence runs; the newest by default."),
+    reference: list[str] = typer.Option([], "--reference", "-r", help=REFERENCE_HELP),
+    lr: float | None = typer.Option(None, help="For a command: what {lr} stands for ..."),
+    lr_batch_size: int = typer.Option(128, min=1, help="... at this batch size; scaled by its square root elsewhere."),
+    store: Path | None = typer.Option(None, "--store", help=STORE_HELP, show_default=False),
+    as_json: bool = typer.Option(False, "--json", help="For programs: how it ended."),
+) -> None:
+    """Train under a budget: measure what is missing by training steps, hold the budget, restore; Ctrl-C is safe."""
+    here = open_device(device)
+    live = _live(budget, schedule, energy)
+    with Store(store or default_store_path()) as kept:
+        display = Display(_log)
+        if len(job) == 1 and ":" in job[0]:
+            wanted = _Wanted(
+                parse_batch_sizes(batch_sizes), out, resume, evaluate_every, limit or math.inf, target, tuple(reference)
+            )
+            _say_end(_run_job(job[0], here, live, kept, display, wanted), as_json)
+            return
+        if resume:
+            raise InputError("A command cannot be resumed from here.", hint="It must keep its own checkpoints.")
+        workload, _ = choose_workload(job, here, rate=CommandRate(lr, lr_batch_size))
+        sizes = parse_batch_sizes(batch_sizes)
+        if not sizes:
+            raise InputError("A command does not say which batch sizes to try.", hint="Add for example -b 8,16,32,64.")
+        folder = out or _new_folder(workload.info.name)
+        with display:
+            steps = run_command(
+                Run(here, live, folder, kept, sizes, listener=display.listen, watch=display.watch), workload
+            )
+    typer.echo(json.dumps({"steps": steps, "folder": str(folder)}) if as_json else f"{steps} steps; log in {folder}")
+
+
+@dataclass(frozen=True, slots=True)
+class _Wanted:
+    """What the options say of a job's run."""
+
+    batch_sizes: tuple[int, ...]
+    folder: Path | None
+    resume: bool
+    evaluate_every: int
+    limit_samples: float
+    target: float | None
+    references: tuple[str, ...]
+
+
+def _run_job(spec: str, here: Device, live: LiveBudget, kept: Store, display: Display, wanted: _Wanted) -> Trained:
+    from underwatt.converge.train import usual_effort
+    from underwatt.run.train import Effort
+    from underwatt.workload.identity import job_info
+    from underwatt.workload.load import load_job
+
+    loaded = load_job(spec)
+    info = job_info(loaded)
+    folder = wanted.folder or (_newest_folder(info.name) if wanted.resume else _new_folder(info.name))
+    if not wanted.resume and (folder / "log.jsonl").exists():
+        raise InputError(f"There is a run in {folder} already.", hint="Add --resume, or name another folder.")
+    every = wanted.evaluate_every or usual_effort(loaded).evaluate_every_samples
+    profile = kept.profile(kept.profile_id(here.info, info))
+    run = Run(
+        here,
+        live,
+        folder,
+        kept,
+        wanted.batch_sizes or tuple(loaded.batch_sizes),
+        convergence=stored_curve(kept, info, target=wanted.target),
+        references=load_references(kept, list(wanted.references), profile),
+        listener=display.listen,
+        watch=display.watch,
+    )
+    simulated = " Time and watts are simulated; the training is real." if here.info.simulated else ""
+    what = f"{info.name} on {here.info.name}, budget {live.schedule or live.budget}, target {loaded.target:g}."
+    _log.print(
+        f"{escape(what)}{simulated} [dim]Folder: {escape(str(folder))}[/]",
+        soft_wrap=True,
+    )
+    with display:
+        try:
+            return run_job(run, loaded, Effort(every, wanted.limit_samples), resume=wanted.resume)
+        except KeyboardInterrupt:
+            _log.print(f"Interrupted; the device is as it was. Go on with: underwatt run … --out {folder} --resume")
+            raise
+
+
+def _live(budget: str, schedule: Path | None, energy: str) -> LiveBudget:
+    now = datetime.now().astimezone()
+    time_of_day_s = float(now.hour * 3600 + now.minute * 60 + now.second)
+    joules = parse_budget(energy).energy_j if energy else None
+    if energy and joules is None:
+        raise InputError(f"--energy {energy} has the wrong unit.", hint="Such as --energy 50Wh.")
+    if budget and schedule:
+        raise InputError("--budget and --schedule both say the watts.", hint="Give one of the two.")
+    course: Schedule | None = None
+    if schedule is not None:
+        course = read_schedule(schedule)
+    elif "=" in budget:
+        course = parse_schedule(budget)
+    if course is not None:
+        return LiveBudget(Budget(power_w=course.highest_w, energy_j=joules), course, time_of_day_s=time_of_day_s)
+    if not (budget or energy):
+        raise InputError("No budget was given.", hint="Such as --budget 10W.")
+    return LiveBudget(parse_budget(*(part for part in (budget, energy) if part)), time_of_day_s=time_of_day_s)
+
+
+def _new_folder(name: str) -> Path:
+    plain = "".join(c if c.isalnum() or c in "-_" else "-" for c in name)
+    return RUNS / f"{plain}-{time.strftime('%Y%m%d-%H%M%S')}"
+
+
+def _newest_folder(name: str) -> Path:
+    plain = "".join(c if c.isalnum() or c in "-_" else "-" for c in name)
+    found = sorted(RUNS.glob(f"{plain}-*/checkpoint.pt"), key=lambda path: path.stat().st_mtime)
+    if not found:
+        raise InputError(f"There is no run of {name} to go on with.", hint="Name its folder with --out.")
+    return found[-1].parent
+
+
+def _say_end(trained: Trained, as_json: bool) -> None:
+    if as_json:
+        typer.echo(json.dumps(to_json(trained)))
+        return
+    score = "" if trained.score is None else f", score {trained.score:.4g}"
+    _out.print(
+        f"[bold]{trained.outcome}[/]{score} after {trained.samples:,} samples, {duration(trained.elapsed_s)}, "
+        f"{trained.energy_j / 3600:.4g} Wh, {trained.energy_j / max(trained.elapsed_s, 1e-9):.2f} W on average",
+        soft_wrap=True,
+    )

@@ -1,0 +1,67 @@
+"""A training's state on disk, whole at every moment: a run that was killed goes on from the last one."""
+
+from __future__ import annotations
+
+import os
+import pickle
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+from underwatt.errors import InputError
+from underwatt.workload._torch import torch
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from underwatt.workload.training import Training
+
+NAME = "checkpoint.pt"
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far a run has come: of which workload, in the device's seconds and joules, and of the way to the target."""
+
+    workload_id: str
+    elapsed_s: float
+    energy_j: float
+    share: float
+    evaluated_samples: int  # when the model was last tested
+    score: float | None
+    done: str = ""  # how it ended, where it has come to its end
+
+
+def save(folder: Path, training: Training, progress: Progress) -> None:
+    """Write a checkpoint beside the last one, then put it in its place."""
+    path = folder / NAME
+    draft = path.with_suffix(".tmp")
+    with draft.open("wb") as file:
+        torch.save({"training": training.state(), "progress": asdict(progress)}, file)
+        file.flush()
+        os.fsync(file.fileno())
+    draft.replace(path)
+
+
+def exists(folder: Path) -> bool:
+    """Whether a run in this folder can go on."""
+    return (folder / NAME).is_file()
+
+
+def load(folder: Path, workload_id: str, device: Any) -> tuple[dict[str, Any], Progress]:
+    """State and progress of a run; refuses one of another job."""
+    path = folder / NAME
+    if not path.is_file():
+        raise InputError(f"There is no checkpoint in {folder}.", hint="Start the run without --resume.")
+    try:
+        found = torch.load(path, map_location=device, weights_only=True)
+        progress = Progress(**found["progress"])
+    except (OSError, EOFError, RuntimeError, KeyError, TypeError, pickle.UnpicklingError) as exc:
+        raise InputError(
+            f"The checkpoint {path} cannot be read ({exc}).", hint="Remove it, and start the run without --resume."
+        ) from exc
+    if progress.workload_id != workload_id:
+        raise InputError(
+            f"The checkpoint in {folder} is of another job, or of this one before it was changed.",
+            hint="Undo the change, or start the run without --resume.",
+        )
+    return found["training"], progress

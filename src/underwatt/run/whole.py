@@ -1,0 +1,147 @@
+"""A whole run: what is known is looked up, the rest is measured while training, and the device is put back."""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from underwatt.device.base import SimulatesLoad
+from underwatt.errors import InputError
+from underwatt.run.inbox import Inbox, register_run
+from underwatt.run.log import RunLog
+from underwatt.run.pilot import Pilot
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from pathlib import Path
+
+    from underwatt.device.base import Device
+    from underwatt.plan.problem import SamplesToTarget
+    from underwatt.profile.store import Store
+    from underwatt.records import Measurement, Profile, WorkloadCost, WorkloadInfo
+    from underwatt.run.live import LiveBudget
+    from underwatt.run.train import Effort, Trained
+    from underwatt.workload.base import Workload
+    from underwatt.workload.job import Job
+
+LOG_NAME = "log.jsonl"
+
+
+@dataclass(frozen=True)
+class Run:
+    """What a run is given: a device, a budget, a folder and a store, and who wants to be told."""
+
+    device: Device
+    live: LiveBudget
+    folder: Path
+    store: Store
+    batch_sizes: Sequence[int]
+    convergence: SamplesToTarget | None = None
+    references: Sequence[Profile] = ()
+    listener: Callable[[str, dict[str, Any]], None] | None = None
+    watch: Callable[[Pilot], None] = field(default=lambda _pilot: None)
+
+    def known(self, workload: WorkloadInfo) -> tuple[Measurement, ...]:
+        """What was measured before of this workload on this device, with the knobs that may be set now."""
+        from underwatt.device.base import permitted_space
+
+        knobs = tuple(knob.name for knob in permitted_space(self.device).knobs)
+        measured = self.store.measurements(self.store.profile_id(self.device.info, workload))
+        return tuple(m for m in measured if tuple(m.setting.mode.knobs()) == knobs)
+
+    def pilot(self, stack: contextlib.ExitStack, workload: WorkloadInfo, **more: Any) -> Pilot:
+        """A pilot with a log and an inbox in the run's folder."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        log = stack.enter_context(RunLog(self.folder / LOG_NAME))
+        self.live.listen(Inbox(self.folder))
+        warning = stack.enter_context(register_run(self.folder, workload.name, self.device.info.name))
+        if warning and self.listener:
+            self.listener("note", {"level": "warning", "text": warning})
+        arguments: dict[str, Any] = {
+            "convergence": self.convergence,
+            "known": self.known(workload),
+            "references": self.references,
+            "batch_sizes": self.batch_sizes,
+            **more,
+        }
+        sizes = arguments.pop("batch_sizes")
+        return Pilot(
+            self.device, workload, sizes, self.live, store=self.store, log=log, listener=self.listener, **arguments
+        )
+
+
+def run_job(run: Run, job: Job, effort: Effort, *, resume: bool = False) -> Trained:
+    """Train a PyTorch job to its target, in this process; ``resume`` goes on where the folder's run stopped."""
+    from underwatt.run import checkpoint
+    from underwatt.run.train import train_under_budget
+    from underwatt.workload.identity import job_info
+    from underwatt.workload.training import Training
+
+    workload = job_info(job)
+    cost = _cost(run.device, job)
+    training = Training(job, run.batch_sizes[0])
+    progress = None
+    if resume:
+        state, progress = checkpoint.load(run.folder, workload.id, training.device)
+        if progress.done:
+            raise InputError(f"The run in {run.folder} has ended ({progress.done}).", hint="Start a new one.")
+        training.restore(state)
+    try:
+        with contextlib.ExitStack() as stack:
+            elapsed_s = progress.elapsed_s if progress else 0.0
+            pilot = run.pilot(stack, workload, cost=cost, elapsed_s=elapsed_s)
+            pilot.target = job.target
+            if progress is not None:
+                pilot.continues(
+                    samples=training.samples, steps=training.steps, share=progress.share, energy_j=progress.energy_j
+                )
+            stack.enter_context(pilot)
+            return train_under_budget(
+                pilot, training, effort, run.folder, progress=progress, watch=lambda: run.watch(pilot)
+            )
+    finally:
+        training.close()
+
+
+def run_command(run: Run, workload: Workload) -> int:
+    """Run a foreign command to its own end: the batch size is searched for first, the power mode held all along.
+
+    A command goes its own way, so that there are no pauses between its steps, and its batch size stays. Gives the
+    number of its steps.
+    """
+    from underwatt.device.base import permitted_space
+    from underwatt.device.session import Session
+    from underwatt.plan.problem import Problem
+    from underwatt.predict.settings import SettingArray
+    from underwatt.run.as_you_go import measure_as_you_go
+
+    space = permitted_space(run.device)
+    candidates = SettingArray.product(tuple(k.name for k in space.knobs), space.matrix(), run.batch_sizes)
+    problem = Problem.of(candidates, run.live.budget, run.convergence)
+
+    def watch(found: Measurement, why: str) -> None:
+        if run.listener:
+            run.listener("measured", {"measurement": found, "why": why})
+
+    with Session(run.device) as session:
+        found = measure_as_you_go(session, workload, problem, run.store, references=run.references, watch=watch)
+    batch_size = found.best.measurement.setting.batch_size
+    with contextlib.ExitStack() as stack:
+        pilot = run.pilot(stack, workload.info, batch_sizes=(batch_size,), can_pause=False)
+        stack.enter_context(pilot)
+        steps = workload.start(batch_size)
+        stack.callback(steps.stop)
+        while (beat := steps.step()) is not None:
+            for _ in range(beat.steps):
+                pilot.stepped(batch_size)
+            run.watch(pilot)
+        return pilot.steps
+
+
+def _cost(device: Device, job: Job) -> WorkloadCost | None:
+    if not isinstance(device, SimulatesLoad):
+        return None
+    from underwatt.workload.cost import count_cost
+
+    return count_cost(job)
