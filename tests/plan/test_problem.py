@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import planning_world as world
@@ -8,6 +9,7 @@ import pytest
 
 from underwatt.errors import InputError
 from underwatt.plan.budget import Budget, parse_budget
+from underwatt.plan.duty import can_pause
 from underwatt.plan.problem import Goal, Outlook, Problem, outcome
 from underwatt.predict import SettingArray
 from underwatt.records import Prediction
@@ -95,3 +97,66 @@ def test_nothing_to_choose_from_is_an_error() -> None:
     only_large = SettingArray(("gpu_mhz",), np.array([[600.0]]), np.array([64.0]))
     with pytest.raises(InputError, match="not reached"):
         Problem.of(only_large, Budget(power_w=10.0), world.Curve(hopeless=True))
+
+
+# Pauses
+
+
+def paused(budget: str = "8W", idle_w: float | None = 4.0) -> Problem:
+    return replace(world.problem(parse_budget(budget)), idle_w=idle_w)
+
+
+def test_a_setting_above_the_budget_fits_with_pauses_and_takes_longer() -> None:
+    problem, tried = paused(), 0
+    settings = [problem.candidates[row] for row in range(len(problem))]
+    for row, setting in enumerate(settings):
+        measured = world.truth(setting)
+        found, plain = outcome(problem, row, measured), outcome(replace(problem, idle_w=None), row, measured)
+        if measured.power_w <= 8.0:
+            assert found == plain
+        elif can_pause(measured.power_w, measured.step_s, problem.budget):
+            tried += 1
+            share = (8.0 - 4.0) / (measured.power_w - 4.0)
+            assert found.fits
+            assert not plain.fits
+            assert found.time_s == pytest.approx(plain.time_s / share)
+            assert found.energy_j == pytest.approx(8.0 * found.time_s)
+        else:
+            assert not found.fits
+    assert tried > 5
+
+
+def test_the_outlook_with_pauses_is_what_outcomes_will_say() -> None:
+    problem = paused()
+    outlook = Outlook.of(problem, _exact(problem))
+    for row in range(0, len(problem), 7):
+        found = outcome(problem, row, world.truth(problem.candidates[row]))
+        assert math.exp(outlook.log_time_s[row]) == pytest.approx(found.time_s, rel=1e-9)
+        assert math.exp(outlook.log_energy_j[row]) == pytest.approx(found.energy_j, rel=1e-9)
+        assert bool(outlook.keeps(problem.budget)[row]) == found.fits
+
+
+def test_watts_that_are_not_known_well_become_time_that_is_not() -> None:
+    problem = paused()
+    plain = Outlook.without_pauses(problem, _exact(problem, std=0.05))
+    outlook = plain.with_pauses(problem)
+    power_w, step_s = np.exp(plain.log_power_w), np.exp(plain.log_time_s - problem.log_steps)
+    above = (power_w > 8.0) & can_pause(power_w, step_s, problem.budget)
+    assert above.any()
+    assert np.all(outlook.step_std[above] > plain.step_std[above])
+    below = power_w < 8.0
+    assert np.array_equal(outlook.step_std[below], plain.step_std[below])
+
+
+@pytest.mark.parametrize(("budget", "idle_w"), [("8W peak", 4.0), ("8W", None), ("5Wh", 4.0)])
+def test_without_mean_watts_or_idle_power_there_are_no_pauses(budget: str, idle_w: float | None) -> None:
+    problem = paused(budget, idle_w)
+    assert np.all(problem.busy_share(np.full(3, 20.0), np.full(3, 0.1)) == 1)
+    plain = Outlook.without_pauses(problem, _exact(problem), world.everything()[:5])
+    assert plain.with_pauses(problem) is plain
+
+
+def test_nobody_trains_a_twentieth_of_the_time() -> None:
+    problem = paused("4.1W")
+    assert problem.busy_share(np.array([12.0]), np.array([0.1]))[0] == 1
+    assert not outcome(problem, len(problem) - 1, world.truth(problem.candidates[len(problem) - 1])).fits

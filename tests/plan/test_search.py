@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import planning_world as world
@@ -12,8 +13,8 @@ from underwatt.errors import BudgetError, InputError
 from underwatt.plan import acquire
 from underwatt.plan.baselines import Table, oracle
 from underwatt.plan.budget import Budget, parse_budget
-from underwatt.plan.problem import Goal, Problem
-from underwatt.plan.search import search_setting
+from underwatt.plan.problem import Goal, Problem, outcome
+from underwatt.plan.search import Search, search_setting
 from underwatt.predict import SettingArray
 from underwatt.predict.conformance import made_up_profile
 from underwatt.records import Measurement, Setting, Status
@@ -201,3 +202,76 @@ def test_real_power_modes_are_never_over_budget(data_dir) -> None:
         measured.append(len(found.measurements))
     assert np.mean(penalties) < 0.05
     assert math.fsum(measured) / len(measured) <= 16
+
+
+# The search as a conversation
+
+
+@pytest.mark.parametrize("known", [(), world.everything()[:40:9]])
+def test_asking_and_telling_is_the_same_search(known: tuple[Measurement, ...]) -> None:
+    problem = world.problem(Budget(power_w=7.0))
+    whole = search_setting(problem, world.truth, known=known, seed=2)
+    search = Search(problem, known=known, seed=2)
+    assert search.best == (None if not known else search.best)
+    told: list[Measurement] = []
+    while (ask := search.ask()) is not None:
+        told.append(world.truth(ask.setting))
+        search.tell(told[-1])
+    assert tuple(told) == whole.measurements
+    assert search.result() == whole
+    assert search.best == whole.best
+    assert search.measurements == (*known, *told)
+
+
+def test_another_budget_over_the_same_candidates_uses_all_that_is_known() -> None:
+    problem = world.problem(Budget(power_w=12.0))
+    search = Search(problem)
+    while (ask := search.ask()) is not None:
+        search.tell(world.truth(ask.setting))
+    lower = search.under(world.problem(Budget(power_w=6.0)), most=10)
+    asked = []
+    while (ask := lower.ask()) is not None:
+        asked.append(ask.setting)
+        lower.tell(world.truth(ask.setting))
+    assert not {m.setting for m in search.measurements} & set(asked), "measured twice"
+    assert len(asked) <= 10
+    assert lower.best is not None
+    assert lower.best.measurement.power_w <= 6.0
+    assert lower.best.time_s <= 1.06 * _best_s(world.problem(Budget(power_w=6.0)), 6.0)
+    again = lower.under(problem, most=10)
+    more = []
+    while (ask := again.ask()) is not None:
+        more.append(ask.setting)
+        again.tell(world.truth(ask.setting))
+    assert len(more) <= 3, "going back to a budget needs no search of its own"
+
+
+def test_a_measurement_of_something_else_is_no_answer() -> None:
+    search = Search(world.problem(Budget(power_w=7.0)))
+    search.tell(Measurement(Setting(world.at(500.0, 200.0, 8).mode, 7), step_s=1.0, power_w=1.0))
+    assert search.measurements == ()
+    assert search.best is None
+
+
+def test_what_ran_out_of_memory_takes_the_larger_ones_with_it() -> None:
+    search, measure = Search(world.problem(Budget(power_w=12.0))), world.out_of_memory_from(16)
+    too_large = math.inf
+    while (ask := search.ask()) is not None:
+        assert ask.setting.batch_size < too_large
+        made = measure(ask.setting)
+        if made.status is Status.OUT_OF_MEMORY:
+            too_large = made.setting.batch_size
+        search.tell(made)
+    assert too_large < math.inf
+    assert search.best is not None
+
+
+def test_pauses_compete_with_clocks() -> None:
+    """Where waiting draws little, a fast setting with pauses may be the best; the search then ends with one."""
+    problem = replace(world.problem(Budget(power_w=6.5)), idle_w=0.5)
+    found = search_setting(problem, world.truth)
+    outcomes = [outcome(problem, row, measured) for row, measured in enumerate(world.everything())]
+    best_s = min(one.time_s for one in outcomes if one.fits)
+    assert found.best.fits
+    assert found.best.time_s <= 1.06 * best_s
+    assert found.best.measurement.power_w > 6.5

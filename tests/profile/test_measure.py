@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -8,9 +9,11 @@ import pytest
 from profile_helpers import COST, simulated, virtual
 
 from underwatt.device.session import Session
-from underwatt.errors import InputError, OutOfMemoryError, SensorError, StepError
-from underwatt.profile.measure import MeasureOptions, measure
-from underwatt.records import Setting, Status
+from underwatt.errors import InputError, MeasureError, OutOfMemoryError, SensorError, StepError
+from underwatt.profile.measure import MeasureOptions, Measuring, measure
+from underwatt.profile.meter import Meter
+from underwatt.profile.steady import Settling
+from underwatt.records import PowerMode, Setting, Status
 from underwatt.workload.base import Beat
 
 
@@ -175,3 +178,66 @@ def test_a_stall_that_comes_again_is_no_warm_up() -> None:
     with Session(device) as session:
         found = measure(session, Stalling(device, 0, None), Setting(device.space.highest, 8))
     assert found.step_s == pytest.approx(0.019, rel=0.1)
+
+
+# Steps with pauses between them, measured while somebody else runs them
+
+
+def follow(device: Any, pause: Callable[[int], float], *, idle_w: float | None, seconds: float = 20.0) -> Measuring:
+    setting = Setting(PowerMode(), 8)
+    with Meter(device) as meter:
+        device.run_step(COST, 8)
+        meter.beat()
+        options = MeasureOptions(limit_s=seconds)
+        measuring = Measuring(device, meter, setting, device.clock.now_s(), options, Settling(), idle_w)
+        count = 0
+        while not measuring.is_enough():
+            device.run_step(COST, 8)
+            meter.beat()
+            count += 1
+            begin_s = device.clock.now_s()
+            device.clock.sleep(pause(count))
+            meter.pause(begin_s, device.clock.now_s())
+        known = measuring.end()
+        assert known is not None
+        assert measuring.so_far is not None
+    return measuring
+
+
+@pytest.mark.parametrize("board", ["nano", "tx2-nx", "orin-nano"])
+@pytest.mark.parametrize("pause_s", [0.02, 0.2])
+def test_pauses_are_no_part_of_a_step_and_idling_no_part_of_its_power(board: str, pause_s: float) -> None:
+    device = virtual(board)
+    idle_w = device.board.power_w
+    found = follow(device, lambda count: pause_s * (0.5 + count % 2), idle_w=idle_w).so_far
+    assert found is not None
+    mode = device.board.mode
+    assert found.step_s == pytest.approx(device.board.true_step_s(COST, mode, 8), rel=0.03)
+    truth_w = device.board.true_power_w(COST, mode, 8, temperature_c=device.board.temperature_c)
+    assert found.power_w == pytest.approx(truth_w, abs=max(found.power_w_ci95, 0.05 * truth_w))
+
+
+def test_a_measurement_without_pauses_is_the_same_however_it_is_driven() -> None:
+    one, two = virtual("nano"), virtual("nano")
+    with Session(one) as session:
+        made = measure(session, simulated(one).start(8), Setting(one.board.mode, 8))
+    found = follow(two, lambda _: 0.0, idle_w=None, seconds=60.0).so_far
+    assert found is not None
+    assert found.power_w == pytest.approx(made.power_w, rel=0.02)
+    assert found.step_s == pytest.approx(made.step_s, rel=0.02)
+
+
+def test_pauses_without_idle_power_cannot_be_measured() -> None:
+    with pytest.raises(MeasureError, match="idle power"):
+        follow(virtual(), lambda _: 0.1, idle_w=None)
+
+
+def test_nothing_is_known_at_first() -> None:
+    device = virtual()
+    with Meter(device) as meter:
+        measuring = Measuring(
+            device, meter, Setting(PowerMode(), 8), device.clock.now_s(), MeasureOptions(), Settling()
+        )
+        assert measuring.so_far is None
+        assert not measuring.is_enough()
+        assert measuring.end() is None

@@ -158,3 +158,99 @@ def test_a_part_keeps_the_count_of_missed_samples() -> None:
     trace = Trace(np.arange(4.0), np.ones(4), None, 2)
     assert trace.part(2).missed == 2
     assert len(trace.part(2)) == 2
+
+
+# Pauses, and looking while it goes on
+
+
+@given(
+    st.lists(st.tuples(st.floats(0.001, 2.0), st.floats(0.0, 1.0)), min_size=2, max_size=20),
+    st.integers(0, 10),
+)
+def test_step_times_are_without_the_pauses_between_them(steps: list[tuple[float, float]], since: int) -> None:
+    meter = Meter(Scripted(VirtualClock()))  # type: ignore[arg-type]
+    at_s, beats = 1.0, [1.0]
+    meter.beat_at(at_s)
+    for busy_s, pause_s in steps:
+        if pause_s > 0:
+            meter.pause(at_s, at_s + pause_s)
+        at_s += pause_s + busy_s
+        meter.beat_at(at_s)
+        beats.append(at_s)
+    since = min(since, len(beats) - 1)
+    assert meter.step_times(beats[since]) == pytest.approx([busy_s for busy_s, _ in steps[since:]], abs=1e-9)
+    paused_s = meter.paused_s(np.array(beats))
+    assert paused_s == pytest.approx(np.concatenate([[0.0], np.cumsum([pause_s for _, pause_s in steps])]), abs=1e-9)
+    assert len(meter.paused_s(np.empty(0))) == 0
+
+
+def test_a_pause_counts_for_the_part_of_it_that_has_passed() -> None:
+    meter = Meter(Scripted(VirtualClock()))  # type: ignore[arg-type]
+    meter.pause(2.0, 4.0)
+    meter.pause(6.0, 7.0)
+    assert meter.paused_s(np.array([0.0, 3.0, 4.0, 5.0, 6.5, 9.0])) == pytest.approx([0, 1, 2, 2, 2.5, 3])
+    assert meter.paused_s(np.array([3.0, 6.5])) == pytest.approx([0, 1.5])
+
+
+def test_the_newest_reading_and_those_after_a_moment() -> None:
+    device = Scripted(VirtualClock())
+    meter = Meter(device)  # type: ignore[arg-type]
+    assert meter.newest is None
+    assert meter.readings_after(0.0) == []
+    with meter:
+        device.clock.sleep(1.0)
+        assert meter.newest is not None
+        assert meter.newest.at_s == pytest.approx(1.0)
+        assert [sample.at_s for sample in meter.readings_after(0.75)] == pytest.approx([0.8, 0.9, 1.0])
+        assert len(meter.readings_after(-1.0)) == 11
+        assert meter.readings_after(meter.newest.at_s) == []
+
+
+def test_a_reading_that_failed_spoils_only_the_time_that_holds_it() -> None:
+    device = Scripted(VirtualClock())
+    with Meter(device) as meter:  # type: ignore[arg-type]
+        device.clock.sleep(1.05)
+        device.broken = SensorError
+        device.clock.sleep(0.1)
+        device.broken = None
+        with pytest.raises(SensorError, match="gone"):
+            meter.trace()
+        device.clock.sleep(1.0)
+        with pytest.raises(SensorError, match="gone"):
+            meter.trace(1.0)
+        after = meter.trace(1.15)
+        assert len(after) == 10
+        assert after.missed == 1
+        assert meter.newest is not None
+        assert meter.newest.at_s == pytest.approx(2.1)
+
+
+def test_listeners_hear_every_reading() -> None:
+    device = Scripted(VirtualClock())
+    heard: list[PowerSample] = []
+    meter = Meter(device)  # type: ignore[arg-type]
+    meter.listen(heard.append)
+    with meter:
+        device.clock.sleep(1.0)
+    assert heard == meter.readings_after(-1.0)
+
+
+def test_a_look_at_the_last_seconds_is_as_quick_after_a_day_as_after_a_minute() -> None:
+    costs_s = []
+    for count in (600, 864_000):
+        device = Scripted(VirtualClock())
+        meter = Meter(device)  # type: ignore[arg-type]
+        meter._samples.extend(PowerSample(0.1 * i, 10.0) for i in range(count))
+        meter._beats.extend(0.1 * i for i in range(count))
+        meter._pauses.extend((0.1 * i, 0.1 * i + 0.01) for i in range(count - min(count, 100_000), count))
+        since_s, rounds_s = 0.1 * count - 4.0, []
+        for _ in range(7):
+            begun_s = time.perf_counter()
+            trace = meter.trace(since_s)
+            meter.step_times(since_s)
+            meter.paused_s(trace.at_s)
+            meter.readings_after(since_s)
+            rounds_s.append(time.perf_counter() - begun_s)
+        costs_s.append(min(rounds_s))
+        assert len(trace) == 40
+    assert costs_s[1] < 5 * costs_s[0] + 1e-3

@@ -53,8 +53,9 @@ def virtual(board: str = "tx2-nx", seed: int = 0) -> VirtualJetson:
 class Hurt:
     """A virtual board whose sensor can be lost, whose clocks can be refused, whose knobs can be out of reach."""
 
-    def __init__(self, device: VirtualJetson, *, knobs: bool = True) -> None:
+    def __init__(self, device: VirtualJetson, *, knobs: bool = True, counter: bool = False) -> None:
         self.device = device
+        self._counter = counter  # whether it counts joules, as data-centre GPUs do
         self.board = device.board
         self.info, self.clock, self.space = device.info, device.clock, device.space
         self.silent: Callable[[], bool] = lambda: False
@@ -70,7 +71,8 @@ class Hurt:
     def read_power(self) -> PowerSample:
         if self.silent():
             raise SensorError("The sensor is gone.")
-        return self.device.read_power()
+        sample = self.device.read_power()
+        return replace(sample, energy_j=self.board.energy_j) if self._counter else sample
 
     def read_state(self) -> DeviceState:
         return self.device.read_state()
@@ -113,6 +115,7 @@ def tuned(device: Any, *, folder: Path | None = None, cost: WorkloadCost = NET, 
     if "budget" not in more:
         more.setdefault("budget_w", 9.0)
     more.setdefault("batch_sizes", SIZES)
+    more.setdefault("options", QUICK)
     return tune(device=device, cost=cost, folder=folder, **more)
 
 
@@ -173,9 +176,7 @@ class Run:
         setting = self.controller.setting
         assert setting is not None
         board = self.device.board
-        return float(
-            board.true_power_w(self.cost, setting.mode, setting.batch_size, temperature_c=board.temperature_c)
-        )
+        return float(board.true_power_w(self.cost, setting.mode, setting.batch_size, temperature_c=board.temperature_c))
 
 
 @contextlib.contextmanager
@@ -211,6 +212,31 @@ def running(
             if begin:
                 controller.begin()
             yield run
+
+
+def seen_before(device: Any, cost: WorkloadCost = NET, sizes: Sequence[int] = SIZES) -> tuple[Measurement, ...]:
+    """Measurements of an earlier training: some modes from slow to fast, each at every batch size."""
+    board, found = device.board, []
+    space = board.space
+    for share in np.linspace(0.0, 1.0, 12):
+        mode = PowerMode.of({k.name: k.values[round(share * (len(k.values) - 1))] for k in space.knobs})
+        for size in sizes:
+            step_s, power_w = board.true_step_s(cost, mode, size), board.true_power_w(cost, mode, size)
+            found.append(
+                Measurement(
+                    Setting(mode, size),
+                    step_s=step_s,
+                    power_w=power_w,
+                    peak_w=1.05 * power_w,
+                    step_s_ci95=0.01 * step_s,
+                    power_w_ci95=0.01 * power_w,
+                )
+            )
+    return tuple(found)
+
+
+# A search that soon is content, for tests of what comes after it.
+QUICK = ControlOptions(most_a_level=2, least_gain=0.05)
 
 
 def watts(power_w: float, **more: Any) -> LiveBudget:

@@ -140,3 +140,93 @@ def test_sequences_use_the_same_defaults():
     for _ in range(60):
         training.step()
     assert training.evaluate() > 0.9
+
+
+# Changing the batch size, doing a step again, and going on elsewhere
+
+
+class Seen(nn.Module):
+    """A model that notes the samples it was shown."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(2, 3)
+        self.shown = []
+
+    def forward(self, inputs):
+        if self.training:
+            self.shown += inputs[:, 0].long().tolist()
+        return self.layer(inputs / 100)
+
+
+def whole_passes(shown, length):
+    """Whether samples come in whole shuffled passes, none skipped and none repeated."""
+    return all(
+        len(set(shown[begin : begin + length])) == min(length, len(shown) - begin)
+        for begin in range(0, len(shown), length)
+    )
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_another_batch_size_within_a_pass_skips_and_repeats_nothing(workers):
+    training = Training(make(data=Listed(50), test_data=Listed(5), model=Seen, num_workers=workers), 8)
+    for size in (8, 3, 20, 1, 33, 8, 50, 2, 64):
+        training.set_batch_size(size)
+        training.step()
+        training.step()
+    training.close()
+    assert len(training.model.shown) == training.samples
+    assert whole_passes(training.model.shown, 50)
+
+
+def test_a_step_that_is_done_again_loses_nothing():
+    class Tight(Seen):
+        def forward(self, inputs):
+            if self.training and len(inputs) > 16:
+                raise torch.cuda.OutOfMemoryError("no room")
+            return super().forward(inputs)
+
+    training = Training(make(data=Listed(40), test_data=Listed(5), model=Tight), 8)
+    for size in (8, 32, 8, 64, 16, 33):
+        training.set_batch_size(size)
+        steps = training.steps
+        try:
+            training.step()
+        except torch.cuda.OutOfMemoryError:
+            assert training.steps == steps
+            training.redo(16)
+            training.step()
+        assert training.steps == steps + 1
+        assert training.optimizer.param_groups[0]["lr"] == pytest.approx(training.job.lr_at(training.batch_size))
+    assert training.samples == len(training.model.shown)
+    assert whole_passes(training.model.shown, 40)
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_training_goes_on_elsewhere_bit_by_bit_as_if_nothing_had_happened(workers, tmp_path):
+    def model():
+        return nn.Sequential(nn.Linear(2, 16), nn.Dropout(0.5), nn.Linear(16, 3))
+
+    def some(training, count):
+        losses = []
+        for number in range(count):
+            # What workers have prepared keeps its size, so that only without them a change comes at the same step.
+            training.set_batch_size(8 if number % 3 or workers else 24)
+            losses.append(training.step().item())
+        return losses
+
+    job = make(data=Listed(60), model=model, num_workers=workers, optimizer=torch.optim.AdamW)
+    through = Training(job, 8, seed=3)
+    some(through, 7)
+    torch.save(through.state(), tmp_path / "state.pt")
+    expected = some(through, 9)
+    other = Training(job, 16, seed=4)
+    some(other, 2)
+    other.restore(torch.load(tmp_path / "state.pt", weights_only=True))
+    assert (other.steps, other.batch_size) == (7, 8 if workers else 24)
+    assert some(other, 9) == expected
+    assert (other.steps, other.samples) == (through.steps, through.samples)
+    for one, two in zip(through.model.parameters(), other.model.parameters(), strict=True):
+        assert torch.equal(one, two)
+    through.close()
+    other.close()

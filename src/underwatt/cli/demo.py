@@ -1,43 +1,35 @@
-"""``underwatt demo``: what exists so far, on virtual boards, told as it happens."""
+"""``underwatt demo``: the whole story on two virtual boards, told as it happens."""
 
 from __future__ import annotations
 
+import shutil
+import statistics
 import time
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import numpy as np
 import typer
 from rich.console import Console
+from rich.markup import escape
 
+from underwatt._imports import require
+from underwatt.cli.demo_show import Story, say_plan, say_results, say_training
+from underwatt.cli.format import duration
 from underwatt.device.registry import open_device
-from underwatt.device.session import Session
-from underwatt.device.virtual.device import VirtualJetson
-from underwatt.predict import FewShot, SettingArray, cross_validate, first_settings
-from underwatt.profile.order import in_order
-from underwatt.profile.runner import run_profile
-from underwatt.profile.store import Store
-from underwatt.records import Measurement, WorkloadCost, WorkloadInfo
-from underwatt.workload.simulated import SimulatedWorkload
 
-SETTINGS = 12
-BATCH_SIZES = (4, 8, 16, 32, 64, 128)
+if TYPE_CHECKING:
+    from underwatt.cli.demo_board import Bench
+    from underwatt.converge.curve import ConvergenceCurve
+    from underwatt.profile.store import Store
+    from underwatt.records import WorkloadInfo
+    from underwatt.workload.job import Job
+
 BOARDS = ("nano", "orin-agx")
-CHECKED = 400
-
-# ResNet18 at 32×32 with AdamW, as `underwatt.workload.cost` counts it: the demo itself needs no PyTorch.
-RESNET18 = WorkloadCost(
-    flops_per_sample=3.329e9,
-    bytes_per_sample=4.30e7,
-    bytes_per_step=1.073e9,
-    kernels_per_step=177,
-    load_bytes_per_sample=1.23e4,
-    parameters=1.1174e7,
-    state_bytes=1.788e8,
-    activation_bytes_per_sample=4.70e6,
-)
+STUDIED, SEEDS = 3, (0, 1)
+STORE = "demo.db"
 
 app = typer.Typer()
-_out = Console()
+_out = Console(highlight=False, soft_wrap=True)
 
 
 @app.callback()
@@ -47,59 +39,103 @@ def _group() -> None:
 
 @app.command("demo")
 def demo(
-    folder: Path = typer.Option(Path("out") / "demo", help="Where the measurements are kept."),
+    folder: Path = typer.Option(Path("out") / "demo", help="Where measurements, runs and reports are kept."),
+    board: list[str] = typer.Option(list(BOARDS), "--board", help="The virtual boards to show it on."),
 ) -> None:
-    """Show what exists so far on virtual boards: measure a few settings, predict all others, check that, restore."""
-    started = time.perf_counter()
+    """Train a small network for real on virtual boards, under budgets that change, beside the usual way to do it."""
+    from underwatt.cli.demo_board import Bench
+    from underwatt.cli.demo_job import digits
+    from underwatt.cli.demo_rivals import samples_in_hindsight
+    from underwatt.profile.store import Store
+    from underwatt.workload._torch import torch
+    from underwatt.workload.identity import job_info
+
+    started_s = time.perf_counter()
+    # What would fail later is an error now.
+    require("plotly", extra="report")
+    for name in board:
+        open_device(f"virtual:{name}")
     _out.print(
-        "[bold]Underwatt, the story so far.[/] The boards are [yellow]simulated[/]; everything else is real code.\n"
+        "[bold]Underwatt[/] trains as fast as a power budget allows. In this demo the board is [yellow]simulated[/], "
+        "and so is the cost of a step: that of ResNet18; what is trained, a small network on handwritten digits, and "
+        "its accuracy, are [green]real[/].\n"
     )
     folder.mkdir(parents=True, exist_ok=True)
-    path = folder / "demo.db"
-    path.unlink(missing_ok=True)
-    for board in BOARDS:
-        with Store(path) as store:
-            _one_board(board, store)
-    _out.print(f"Kept in {path}; look around with: underwatt store ls --store {path}")
-    _out.print(f"[dim]{time.perf_counter() - started:.0f} s on this machine.[/]")
-
-
-def _one_board(board: str, store: Store) -> None:
-    device = open_device(f"virtual:{board}")
-    assert isinstance(device, VirtualJetson)
-    space = device.space
-    everything = SettingArray.product(tuple(knob.name for knob in space.knobs), space.matrix(), BATCH_SIZES)
+    (folder / STORE).unlink(missing_ok=True)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # the network is too small for more, and one gives the same numbers each time
+    try:
+        job = digits()
+        workload = job_info(job)
+        with Store(folder / STORE) as store:
+            curve = _converge(job, workload, store)
+            samples = samples_in_hindsight(job)
+            for name in board:
+                _one_board(Bench(name, job, workload, curve, store, folder), samples)
+    finally:
+        torch.set_num_threads(threads)
     _out.print(
-        f"[bold]{device.info.name}[/]: {len(space):,} power modes × {len(BATCH_SIZES)} batch sizes = "
-        f"{len(everything):,} settings for ResNet18."
+        "[dim]Baseline: the largest batch that fits, at the highest clock that fits the budget, which it is told for "
+        "free. Oracle: the best setting at each moment by the simulation's truth and by what each batch size turned "
+        "out to need on the real data; it is computed, not trained. Over: the share of the joules above "
+        "the budget, by true power as means over 1 s, and for how long these were more than 2% above it.[/]"
     )
-    workload = SimulatedWorkload(WorkloadInfo("resnet18", "demo-resnet18"), RESNET18, device)
-    found_mode = dict(device.snapshot())
-    began_s = device.clock.now_s()
-    chosen = in_order(everything[int(row)] for row in first_settings(everything, SETTINGS))
-    with Session(device) as session:
-        measured = run_profile(session, workload, chosen, store).measured
-    minutes = (device.clock.now_s() - began_s) / 60
-    _out.print(
-        f"  Measured {len(measured)} of them in {minutes:.1f} simulated minutes; "
-        f"put back as it was: {'yes' if dict(device.snapshot()) == found_mode else 'NO'}."
-    )
-    _out.print(f"  {cross_validate(measured).verdict}")
-    _check(device, everything, measured)
+    _out.print(f"Everything is kept in {escape(str(folder))}. [dim]{time.perf_counter() - started_s:.0f} s.[/]")
 
 
-def _check(device: VirtualJetson, everything: SettingArray, measured: tuple[Measurement, ...]) -> None:
-    """Predictions for settings that were never measured, against the simulated board's own truth."""
-    predicted = FewShot().fit(measured).predict(everything)
-    rows = np.random.default_rng(0).choice(len(everything), CHECKED, replace=False)
-    errors = []
-    for row in rows:
-        setting = everything[int(row)]
-        true_s = device.board.true_step_s(RESNET18, setting.mode, setting.batch_size)
-        true_w = device.board.true_power_w(RESNET18, setting.mode, setting.batch_size)
-        errors.append((np.exp(predicted.log_step_s[row]) / true_s - 1, np.exp(predicted.log_power_w[row]) / true_w - 1))
-    time_error, power_error = 100 * np.abs(errors).mean(axis=0)
+def _converge(job: Job, workload: WorkloadInfo, store: Store) -> ConvergenceCurve:
+    """Samples to the target by batch size, from trainings on proxy data."""
+    from underwatt.cli.demo_board import EVALUATE_EVERY, LIMIT
+    from underwatt.converge.curve import fit_convergence
+    from underwatt.converge.runs import spread_batch_sizes
+    from underwatt.converge.study import StudySettings, study
+    from underwatt.converge.train import Effort
+
+    sizes = spread_batch_sizes(job.batch_sizes, STUDIED)
+    settings = StudySettings(sizes, SEEDS, Effort(LIMIT, EVALUATE_EVERY), workers=1)
+    runs = study(job, "", settings, on_run=lambda run: store.add_convergence(workload, [run])).runs
+    means = {size: statistics.mean(run.samples for run in runs if run.batch_size == size) for size in sizes}
+    needed = ", ".join(f"{mean:,.0f} at {size}" for size, mean in means.items())
     _out.print(
-        f"  {CHECKED} random settings that were not measured, against the simulation's truth: time off by "
-        f"{time_error:.1f}%, power by {power_error:.1f}% on average.\n"
+        f"[bold]Converge.[/] {len(runs)} short trainings to {job.target:.0%} accuracy on proxy data, images that the "
+        f"trainings below never see. Samples needed by batch size: {needed}.\n"
     )
+    return fit_convergence(runs, job.target)
+
+
+def _one_board(bench: Bench, samples: dict[int, float]) -> None:
+    from underwatt.cli.demo_board import budgets_w, changing, measure_few, plan_for, train_underwatt
+    from underwatt.cli.demo_rivals import Rivals
+
+    _out.rule(f"[bold]{escape(bench.device().info.name)}[/]", align="left", style="dim")
+    measured = measure_few(bench)
+    watts = [m.power_w for m in measured]
+    _out.print(
+        f"[bold]Measure.[/] {len(measured)} of {len(bench.candidates()):,} settings, in "
+        f"{duration(sum(m.cost_s for m in measured))} of simulated time: {min(watts):.1f} to {max(watts):.1f} W. "
+        "A tight and a roomy budget, a quarter and three quarters of the way up:"
+    )
+    rivals = Rivals(bench, samples)
+    levels_w = budgets_w(measured)
+    plans = [plan_for(bench, level_w) for level_w in levels_w]
+    for level_w, plan in zip(levels_w, plans, strict=True):
+        say_plan(_out, level_w, plan, rivals.baseline(level_w))
+    stories = []
+    folder = bench.folder
+    for at, name in enumerate(("tight-first", "roomy-first")):
+        schedule = changing(plans[at], levels_w[at], levels_w[1 - at])
+        folder = bench.folder / f"{bench.board}-{name}"
+        shutil.rmtree(folder, ignore_errors=True)
+        tell = say_training(_out, schedule)
+        ours = train_underwatt(bench, schedule, folder, tell)
+        stories.append(Story(schedule, rivals.train_baseline(schedule), ours, rivals.oracle(schedule)))
+    say_results(_out, stories)
+    _report(bench, folder)
+
+
+def _report(bench: Bench, run: Path) -> None:
+    from underwatt.cli.report import report
+
+    _out.print("[bold]Report[/] on the last training, to be opened in a browser: ", end="")
+    report(bench.folder / f"{bench.board}.html", 0, "", run, None, [], bench.folder / STORE, as_json=False)
+    _out.print()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import time
 from dataclasses import dataclass
 from datetime import datetime
@@ -27,7 +28,7 @@ from underwatt.plan.schedule import Schedule, parse_schedule, read_schedule
 from underwatt.profile.store import Store, default_store_path
 from underwatt.records import to_json
 from underwatt.run.live import LiveBudget
-from underwatt.run.whole import Run, run_command, run_job
+from underwatt.run.whole import LOG_NAME, Run, run_command, run_job
 from underwatt.workload.choose import JOB_HELP, CommandRate, choose_workload
 
 if TYPE_CHECKING:
@@ -38,6 +39,7 @@ app = typer.Typer()
 _out = Console()
 _log = Console(stderr=True)
 RUNS = Path("runs")
+_STAMP = re.compile(r"-\d{8}-\d{6}(-\d+)?$")
 
 
 @app.callback()
@@ -52,6 +54,7 @@ def run(
     schedule: Path | None = typer.Option(None, "--schedule", help="CSV with at_s,power_w or time,power_w."),
     energy: str = typer.Option("", "--energy", help="Energy for the whole training, such as 50Wh; it stops there."),
     device: str = typer.Option("", "--device", "-d", help=DEVICE_HELP),
+    no_modes: bool = typer.Option(False, "--no-modes", help="Set nothing on the device: batch size and pauses only."),
     batch_sizes: str = typer.Option("", "--batch-sizes", "-b", help="Such as 8,16,32; the job's own by default."),
     out: Path | None = typer.Option(None, "--out", help="The run's folder; a new one in runs/ by default."),
     resume: bool = typer.Option(False, "--resume", help="Go on with the run in --out, or the job's newest one."),
@@ -71,7 +74,14 @@ def run(
         display = Display(_log)
         if len(job) == 1 and ":" in job[0]:
             wanted = _Wanted(
-                parse_batch_sizes(batch_sizes), out, resume, evaluate_every, limit or math.inf, target, tuple(reference)
+                parse_batch_sizes(batch_sizes),
+                out,
+                resume,
+                evaluate_every,
+                limit or math.inf,
+                target,
+                tuple(reference),
+                not no_modes,
             )
             _say_end(_run_job(job[0], here, live, kept, display, wanted), as_json)
             return
@@ -82,6 +92,7 @@ def run(
         if not sizes:
             raise InputError("A command does not say which batch sizes to try.", hint="Add for example -b 8,16,32,64.")
         folder = out or _new_folder(workload.info.name)
+        _refuse_to_mix(folder)
         with display:
             steps = run_command(
                 Run(here, live, folder, kept, sizes, listener=display.listen, watch=display.watch), workload
@@ -100,10 +111,12 @@ class _Wanted:
     limit_samples: float
     target: float | None
     references: tuple[str, ...]
+    set_modes: bool
 
 
 def _run_job(spec: str, here: Device, live: LiveBudget, kept: Store, display: Display, wanted: _Wanted) -> Trained:
     from underwatt.converge.train import usual_effort
+    from underwatt.run import checkpoint
     from underwatt.run.train import Effort
     from underwatt.workload.identity import job_info
     from underwatt.workload.load import load_job
@@ -111,8 +124,8 @@ def _run_job(spec: str, here: Device, live: LiveBudget, kept: Store, display: Di
     loaded = load_job(spec)
     info = job_info(loaded)
     folder = wanted.folder or (_newest_folder(info.name) if wanted.resume else _new_folder(info.name))
-    if not wanted.resume and (folder / "log.jsonl").exists():
-        raise InputError(f"There is a run in {folder} already.", hint="Add --resume, or name another folder.")
+    if not wanted.resume:
+        _refuse_to_mix(folder)
     every = wanted.evaluate_every or usual_effort(loaded).evaluate_every_samples
     profile = kept.profile(kept.profile_id(here.info, info))
     run = Run(
@@ -123,6 +136,7 @@ def _run_job(spec: str, here: Device, live: LiveBudget, kept: Store, display: Di
         wanted.batch_sizes or tuple(loaded.batch_sizes),
         convergence=stored_curve(kept, info, target=wanted.target),
         references=load_references(kept, list(wanted.references), profile),
+        set_modes=wanted.set_modes,
         listener=display.listen,
         watch=display.watch,
     )
@@ -135,8 +149,10 @@ def _run_job(spec: str, here: Device, live: LiveBudget, kept: Store, display: Di
     with display:
         try:
             return run_job(run, loaded, Effort(every, wanted.limit_samples), resume=wanted.resume)
-        except KeyboardInterrupt:
-            _log.print(f"Interrupted; the device is as it was. Go on with: underwatt run … --out {folder} --resume")
+        except (KeyboardInterrupt, SystemExit):
+            if checkpoint.exists(folder):
+                hint = f"Stopped; the device is as it was. Go on with: underwatt run … --out {folder} --resume"
+                display.say(escape(hint))
             raise
 
 
@@ -161,16 +177,25 @@ def _live(budget: str, schedule: Path | None, energy: str) -> LiveBudget:
 
 
 def _new_folder(name: str) -> Path:
-    plain = "".join(c if c.isalnum() or c in "-_" else "-" for c in name)
-    return RUNS / f"{plain}-{time.strftime('%Y%m%d-%H%M%S')}"
+    stem = f"{_plain(name)}-{time.strftime('%Y%m%d-%H%M%S')}"
+    names = (stem, *(f"{stem}-{number}" for number in range(2, 100)))
+    return next((folder for one in names if not (folder := RUNS / one).exists()), RUNS / stem)
 
 
 def _newest_folder(name: str) -> Path:
-    plain = "".join(c if c.isalnum() or c in "-_" else "-" for c in name)
-    found = sorted(RUNS.glob(f"{plain}-*/checkpoint.pt"), key=lambda path: path.stat().st_mtime)
+    found = [path for path in RUNS.glob("*/checkpoint.pt") if _STAMP.sub("", path.parent.name) == _plain(name)]
     if not found:
         raise InputError(f"There is no run of {name} to go on with.", hint="Name its folder with --out.")
-    return found[-1].parent
+    return max(found, key=lambda path: path.stat().st_mtime).parent
+
+
+def _plain(name: str) -> str:
+    return "".join(c if c.isalnum() or c in "-_" else "-" for c in name)
+
+
+def _refuse_to_mix(folder: Path) -> None:
+    if (folder / LOG_NAME).exists():
+        raise InputError(f"There is a run in {folder} already.", hint="Add --resume, or name another folder.")
 
 
 def _say_end(trained: Trained, as_json: bool) -> None:

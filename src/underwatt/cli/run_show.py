@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import time
 from typing import TYPE_CHECKING, Any
@@ -14,43 +15,48 @@ from underwatt.cli.format import duration
 from underwatt.cli.profile import measured_line
 
 if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
+
     from rich.console import Console
     from typing_extensions import Self
 
     from underwatt.run.pilot import Pilot
 
 PERIOD_S = 0.25
+LINE_PERIOD_S = 30.0  # where there is no terminal, and each line stays
 COLOURS = {"searching": "cyan", "holding": "green", "correcting": "yellow", "restoring": "dim"}
 
 
 class Display:
-    """Watts against the budget, progress, joules and time left, a few times a second."""
+    """Watts against the budget, progress, joules and time left: one line that moves, or lines now and then."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
         self._live = Live(console=console, transient=True, auto_refresh=False)
-        self._next = 0.0
+        self._period_s = PERIOD_S if console.is_terminal else LINE_PERIOD_S
+        self._next = time.monotonic() + self._period_s
         self._score: tuple[float, float] | None = None
 
     def __enter__(self) -> Self:
-        self._live.__enter__()
+        with _whoever_looks():
+            self._live.__enter__()
         return self
 
     def __exit__(self, *error: Any) -> None:
-        self._live.__exit__(*error)
+        with _whoever_looks():
+            self._live.__exit__(*error)
 
     def listen(self, kind: str, fields: dict[str, Any]) -> None:
         """Something happened."""
         if kind == "measured":
-            self._say(f"{measured_line(fields['measurement'])}")
+            self.say(measured_line(fields["measurement"]))
         elif kind == "setting" and fields["state"] != "searching":
-            self._say(
-                f"[{COLOURS[fields['state']]}]{fields['state']}[/] {fields['setting']} [dim]{escape(fields['why'])}[/]"
-            )
+            text = f"{escape(str(fields['setting']))} [dim]{escape(fields['why'])}[/]"
+            self.say(f"[{COLOURS[fields['state']]}]{fields['state']}[/] {text}")
         elif kind == "budget" and fields["why"] != "start":
-            self._say(f"[bold]budget {fields['power_w']:g} W[/] [dim]{fields['why']}[/]")
+            self.say(f"[bold]budget {_watts(fields['power_w'])}[/] [dim]{fields['why']}[/]")
         elif kind == "note":
-            self._say(f"[{'yellow' if fields['level'] == 'warning' else 'dim'}]{escape(fields['text'])}[/]")
+            self.say(f"[{'yellow' if fields['level'] == 'warning' else 'dim'}]{escape(fields['text'])}[/]")
         elif kind == "score":
             self._score = fields["value"], fields["target"]
 
@@ -59,15 +65,31 @@ class Display:
         now = time.monotonic()
         if now < self._next:
             return
-        self._next = now + PERIOD_S
+        self._next = now + self._period_s
+        line = self._line(pilot)
+        with _whoever_looks():
+            if self._console.is_terminal:
+                self._live.update(line, refresh=True)
+            else:
+                self._console.print(line, soft_wrap=True)
+
+    def say(self, text: str) -> None:
+        """Leave a line above the one that moves."""
+        with _whoever_looks():
+            self._console.print(text, soft_wrap=True)
+
+    def _line(self, pilot: Pilot) -> Text:
         controller = pilot.controller
-        power_w = pilot.power_w
-        over = power_w > controller.budget_w * 1.02
+        power_w, budget_w = pilot.power_w, controller.budget_w
         line = Text.assemble(
             (controller.state.value, COLOURS[controller.state.value]),
             "  ",
-            (f"{power_w:.2f} W", "bold red" if over else "bold"),
-            f" of {controller.budget_w:g} W  batch {pilot.batch_size}  {pilot.samples:,} samples  ",
+            (
+                f"{power_w:.2f} W" if math.isfinite(power_w) else "? W",
+                "bold red" if power_w > 1.02 * budget_w else "bold",
+            ),
+            f" of {_watts(budget_w)}" if math.isfinite(budget_w) else "",
+            f"  batch {pilot.batch_size}  {pilot.samples:,} samples  ",
             f"{pilot.energy_j / 3600:.3g} Wh  {duration(pilot.elapsed_s)}",
         )
         if self._score is not None:
@@ -75,7 +97,13 @@ class Display:
         left_s = pilot.time_left_s
         if math.isfinite(left_s):
             line.append(f"  about {duration(left_s)} left", "dim")
-        self._live.update(line, refresh=True)
+        return line
 
-    def _say(self, text: str) -> None:
-        self._console.print(text, soft_wrap=True)
+
+def _watts(power_w: float | None) -> str:
+    return "without bounds" if power_w is None or math.isinf(power_w) else f"{power_w:g} W"
+
+
+def _whoever_looks() -> AbstractContextManager[None]:
+    """Nobody may be looking any more: a terminal that was closed ends no training."""
+    return contextlib.suppress(OSError)

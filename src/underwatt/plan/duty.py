@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
 # Where a budget names no window, its mean is kept over this long.
 DEFAULT_WINDOW_S = 5.0
-# A step with its pause must be a small part of the window, or the mean over the window would swing.
-LONGEST_SHARE_OF_WINDOW = 0.2
+# What one step draws beyond the budget must be a small share of what the window allows, or its mean would swing.
+LARGEST_SWING = 0.012
 # Waiting for more than this share of the time is no way to train.
 LEAST_BUSY = 0.05
 
@@ -31,9 +31,11 @@ def allows_pauses(budget: Budget) -> bool:
     return budget.power_w is not None and budget.watts is Watts.MEAN
 
 
-def longest_step_s(budget: Budget) -> float:
-    """The longest step between which pauses keep the budget's mean."""
-    return LONGEST_SHARE_OF_WINDOW * (budget.window_s or DEFAULT_WINDOW_S)
+def can_pause(power_w: ArrayLike, step_s: ArrayLike, budget: Budget) -> NDArray[np.bool_]:
+    """Whether pauses between steps keep the mean steady: one step must not draw much of what a window allows."""
+    assert budget.power_w is not None
+    above = np.maximum(np.asarray(power_w, dtype=float) / budget.power_w - 1, 0.0)
+    return np.asarray(above * np.asarray(step_s) <= LARGEST_SWING * (budget.window_s or DEFAULT_WINDOW_S))
 
 
 def busy_share(power_w: ArrayLike, idle_w: float, budget_w: float) -> Floats:

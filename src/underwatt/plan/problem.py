@@ -15,7 +15,7 @@ import numpy as np
 
 from underwatt.errors import InputError
 from underwatt.plan.budget import Budget, Watts
-from underwatt.plan.duty import LEAST_BUSY, allows_pauses, busy_share, longest_step_s
+from underwatt.plan.duty import LEAST_BUSY, allows_pauses, busy_share, can_pause
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -101,7 +101,7 @@ class Problem:
         if self.idle_w is None or self.budget.power_w is None or not allows_pauses(self.budget):
             return np.ones_like(power_w)
         share = busy_share(power_w, self.idle_w, self.budget.power_w)
-        possible = (step_s <= longest_step_s(self.budget)) & (share >= LEAST_BUSY)
+        possible = can_pause(power_w, step_s, self.budget) & (share >= LEAST_BUSY)
         return np.where(possible, share, 1.0)
 
     @property
@@ -159,7 +159,7 @@ class Outlook:
         paused = share < 1
         steepness = np.where(paused, drawn_w / np.maximum(drawn_w - problem.idle_w, 1e-9), 0.0)
         kept_w = math.log(problem.budget.power_w)
-        can_pause = step_s <= longest_step_s(problem.budget)
+        may_pause = can_pause(drawn_w, step_s, problem.budget)
         return replace(
             self,
             log_time_s=self.log_time_s - np.log(share),
@@ -167,7 +167,7 @@ class Outlook:
             log_drawn_w=np.where(paused, kept_w, self.log_drawn_w),
             step_std=np.hypot(self.step_std, steepness * self.drawn_std),
             # Whoever can pause keeps the budget whatever the watts turn out to be.
-            drawn_std=np.where(can_pause & (self.log_drawn_w <= kept_w) | paused, PAUSED_STD, self.drawn_std),
+            drawn_std=np.where(may_pause & (self.log_drawn_w <= kept_w) | paused, PAUSED_STD, self.drawn_std),
         )
 
     @property

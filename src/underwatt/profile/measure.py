@@ -26,7 +26,10 @@ if TYPE_CHECKING:
 LOOK_PERIOD_S = 0.2
 LOOK_GROWTH = 0.1
 PAUSED_SETTLING_S = 1.0  # with pauses the approach of the reading cannot be fitted, so it is waited out
+SILENT_S = 5.0
+PRESENT_READINGS = 6  # where something else went on in between, readings of the steps alone
 PAUSED_BLOCKS = 6
+PAUSED_WORK_S = 0.5
 THROTTLE_PERIOD_S = 1.0  # how often the device is asked whether it slows itself down
 
 
@@ -184,11 +187,21 @@ def _evaluate(
         return None
     steps = mean_after_warmup(durations_s)
     paused_s = meter.paused_s(trace.at_s)
-    if paused_s[-1] > 0:
-        power, log_likelihood = _busy_power(trace, paused_s, idle_w), np.zeros_like(settling.log_prior)
+    present = meter.present_from(trace.at_s)
+    if not present.all():
+        power, log_likelihood = mean_after_warmup(trace.power_w[present]), np.zeros_like(settling.log_prior)
+        if power.count < PRESENT_READINGS:
+            return None
+    elif paused_s[-1] > 0:
+        busy = _busy_power(trace, paused_s, idle_w)
+        if busy is None:
+            return None
+        power, log_likelihood = busy, np.zeros_like(settling.log_prior)
     else:
         power, log_likelihood = mean_while_settling(*trace.mean_watts(), settling, block_s=steps.mean)
     if not power.mean > 0:
+        if trace.at_s[-1] - trace.at_s[0] < SILENT_S:
+            return None  # a counter may not have moved yet
         raise MeasureError(f"The power readings of {setting} average {power.mean:g} W, which cannot be.")
     settled = trace.part(power.first)
     measured = Measurement(
@@ -207,8 +220,11 @@ def _evaluate(
     return measured, log_likelihood
 
 
-def _busy_power(trace: Trace, paused_s: NDArray[np.float64], idle_w: float | None) -> Estimate:
-    """Mean power of the steps alone, where pauses lay between them: what idling drew is taken off."""
+def _busy_power(trace: Trace, paused_s: NDArray[np.float64], idle_w: float | None) -> Estimate | None:
+    """Mean power of the steps alone, where pauses lay between them: what idling drew is taken off.
+
+    ``None`` while there was too little work to tell.
+    """
     if idle_w is None:
         raise MeasureError("Steps with pauses between them cannot be measured where idle power is not known.")
     first = int(np.searchsorted(trace.at_s, trace.at_s[0] + PAUSED_SETTLING_S))
@@ -225,9 +241,9 @@ def _busy_power(trace: Trace, paused_s: NDArray[np.float64], idle_w: float | Non
         work_s = part.at_s[-1] - part.at_s[0] - rest_s
         if work_s > 0:
             busy.append((part.energy_j - idle_w * rest_s, work_s))
-    if not busy:
-        return Estimate(float(np.mean(trace.power_w)), math.inf, edges[0], len(trace) - edges[0])
+    if len(busy) < PAUSED_BLOCKS or sum(work_s for _, work_s in busy) < PAUSED_WORK_S:
+        return None
     energy_j, work_s = np.array(busy).T
     mean = float(energy_j.sum() / work_s.sum())
-    found = mean_after_warmup(energy_j / work_s)
-    return Estimate(mean, found.ci95, int(edges[0]), len(trace) - int(edges[0]))
+    spread = float(np.std(energy_j - mean * work_s, ddof=1)) * math.sqrt(len(busy)) / float(work_s.sum())
+    return Estimate(mean, 2.5 * spread, int(edges[0]), len(trace) - int(edges[0]))

@@ -30,6 +30,8 @@ SAMPLE_PERIOD_S = 0.1
 PEAK_PERCENTILE = 99.0  # peak watts = this percentile of the readings in a window
 KEEP_SAMPLES = 864_000  # a day at ten a second
 KEEP_BEATS = 1_000_000
+KEEP_ABSENCES = 10_000
+ABSENCE_SETTLES_S = 1.0  # readings after something else than training still tell of that
 STALE_PERIODS, STALE_S = 10, 1.0  # readings older than so many periods and this long are no readings of now
 COUNTER_TOLERANCE = 0.25  # between the hardware's energy counter and the readings, over a window
 COUNTER_MIN_READINGS = 10  # fewer do not tell a slow counter from a broken one
@@ -90,6 +92,7 @@ class Meter:
         self._beats: deque[float | tuple[float, int]] = deque(maxlen=KEEP_BEATS)
         self._keep_beat = self._beats.append
         self._pauses: deque[tuple[float, float]] = deque(maxlen=KEEP_BEATS)
+        self._absences: deque[tuple[float, float]] = deque(maxlen=KEEP_ABSENCES)
         self._failed: tuple[float, SensorError] | None = None  # the newest failed reading
         self._missed = 0
         self._listeners: list[Callable[[PowerSample], None]] = []
@@ -125,6 +128,11 @@ class Meter:
     def pause(self, begin_s: float, end_s: float) -> None:
         """No step was under way for a while: that time belongs to none."""
         self._pauses.append((begin_s, end_s))
+
+    def absence(self, begin_s: float, end_s: float) -> None:
+        """Something else than steps went on for a while, such as a test: neither its time nor its watts are theirs."""
+        self.pause(begin_s, end_s)
+        self._absences.append((begin_s, end_s))
 
     def listen(self, listener: Callable[[PowerSample], None]) -> None:
         """Have every reading handed on, from the sampling thread."""
@@ -178,6 +186,13 @@ class Meter:
         at_s = np.array([at for at, _ in pairs])
         steps = np.array([count for _, count in pairs[1:]])
         return np.repeat((np.diff(at_s) - np.diff(self.paused_s(at_s))) / steps, steps)
+
+    def present_from(self, at_s: NDArray[np.float64]) -> NDArray[np.bool_]:
+        """Which moments lie outside of absences, and long enough after one for a sensor to have settled."""
+        present = np.ones(len(at_s), dtype=bool)
+        for begin_s, end_s in _newest(self._absences, lambda absence: len(at_s) > 0 and absence[1] > at_s[0]):
+            present &= (at_s < begin_s) | (at_s >= end_s + ABSENCE_SETTLES_S)
+        return present
 
     def paused_s(self, at_s: NDArray[np.float64]) -> NDArray[np.float64]:
         """Seconds paused until each moment, counted from the first of them."""

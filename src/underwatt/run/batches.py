@@ -19,20 +19,21 @@ class PassBatches:
         self.handed_out: deque[list[int]] = deque()  # not trained on yet, oldest first
         self._size, self._drop_last = size, drop_last
         order = torch.randperm(length).tolist() if shuffle else list(range(length))
-        self._waiting: list[int] = order
+        self._waiting = deque(order)  # a batch is taken off in its own time, however many samples wait behind it
 
     def __iter__(self) -> Iterator[list[int]]:
         while self._waiting:
             size = self._size()
-            batch, self._waiting = self._waiting[:size], self._waiting[size:]
-            if len(batch) < size and self._drop_last:
+            if len(self._waiting) < size and self._drop_last:
                 return
+            batch = [self._waiting.popleft() for _ in range(min(size, len(self._waiting)))]
             self.handed_out.append(batch)
             yield batch
 
     def take_back(self) -> None:
         """Hand out again what was not trained on."""
-        self._waiting = [index for batch in self.handed_out for index in batch] + self._waiting
+        for batch in reversed(self.handed_out):
+            self._waiting.extendleft(reversed(batch))
         self.handed_out.clear()
 
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
-import pickle
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -35,11 +35,16 @@ def save(folder: Path, training: Training, progress: Progress) -> None:
     """Write a checkpoint beside the last one, then put it in its place."""
     path = folder / NAME
     draft = path.with_suffix(".tmp")
-    with draft.open("wb") as file:
-        torch.save({"training": training.state(), "progress": asdict(progress)}, file)
-        file.flush()
-        os.fsync(file.fileno())
-    draft.replace(path)
+    try:
+        with draft.open("wb") as file:
+            torch.save({"training": training.state(), "progress": asdict(progress)}, file)
+            file.flush()
+            os.fsync(file.fileno())
+        draft.replace(path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            draft.unlink(missing_ok=True)
+        raise
 
 
 def exists(folder: Path) -> bool:
@@ -47,21 +52,26 @@ def exists(folder: Path) -> bool:
     return (folder / NAME).is_file()
 
 
-def load(folder: Path, workload_id: str, device: Any) -> tuple[dict[str, Any], Progress]:
+def load(folder: Path, workload_id: str) -> tuple[dict[str, Any], Progress]:
     """State and progress of a run; refuses one of another job."""
     path = folder / NAME
     if not path.is_file():
-        raise InputError(f"There is no checkpoint in {folder}.", hint="Start the run without --resume.")
-    try:
-        found = torch.load(path, map_location=device, weights_only=True)
-        progress = Progress(**found["progress"])
-    except (OSError, EOFError, RuntimeError, KeyError, TypeError, pickle.UnpicklingError) as exc:
         raise InputError(
-            f"The checkpoint {path} cannot be read ({exc}).", hint="Remove it, and start the run without --resume."
+            f"There is no checkpoint in {folder}.", hint="Start a run without --resume, in a folder of its own."
+        )
+    try:
+        # On the CPU, whatever it was trained on: random states must lie there, and all else is copied from there.
+        found = torch.load(path, map_location="cpu", weights_only=True)
+        training, progress = found["training"], Progress(**found["progress"])
+    except Exception as exc:  # a damaged file raises anything
+        why = (str(exc).strip().splitlines() or [type(exc).__name__])[0].rstrip(".")
+        raise InputError(
+            f"The checkpoint {path} cannot be read ({why}).",
+            hint="Start a run without --resume, in a folder of its own.",
         ) from exc
     if progress.workload_id != workload_id:
         raise InputError(
             f"The checkpoint in {folder} is of another job, or of this one before it was changed.",
-            hint="Undo the change, or start the run without --resume.",
+            hint="Undo the change, or start a run without --resume, in a folder of its own.",
         )
-    return found["training"], progress
+    return training, progress

@@ -17,7 +17,7 @@ import numpy as np
 
 from underwatt.errors import ApplyError, BudgetError, ModeError, NotPermittedError, SensorError
 from underwatt.plan.duty import allows_pauses
-from underwatt.plan.search import Search
+from underwatt.plan.search import FIRST, Search
 from underwatt.profile.measure import Measuring
 from underwatt.profile.steady import Settling
 from underwatt.records import Measurement, Setting, Status
@@ -40,7 +40,10 @@ if TYPE_CHECKING:
 # that counts, and what was read at the start was read at the clocks found.
 IDLE_SHARE = 0.75
 PAUSING_S = 2.0
-COUNTED_MARGIN, READ_MARGIN = 0.002, 0.01
+MOST_BATCH_SIZES = 8
+# Where only pauses hold the budget, a step that was never measured is first taken to draw so many times the budget.
+CAUTION = 3.0
+COUNTED_MARGIN, READ_MARGIN = 0.003, 0.01
 # A setting that fits is left for a better one only where that is worth the change.
 WORTH_A_CHANGE = 0.01
 # Training on while another setting is measured costs about so many seconds: a few at a setting that is somewhat slower.
@@ -75,9 +78,12 @@ class Controller:
         self._begun_s = self._now_s() if begun_s is None else begun_s
         self._base = problem
         self._knowledge = Knowledge(problem, known)
-        self._search = Search(problem, references=references, known=known)
+        # Without knobs there are only some batch sizes: all of them are worth a look.
+        first = FIRST if problem.candidates.knobs else min(len(problem), MOST_BATCH_SIZES)
+        self._search = Search(problem, references=references, known=known, first=first)
         self._settling = Settling()
         self._has_knobs = bool(problem.candidates.knobs)
+        self._counts_joules = session.device.read_power().energy_j is not None
         self._can_pause = can_pause and allows_pauses(live.budget)
         self._pacer = Pacer(meter, problem.idle_w or 0.0, self._now_s())
         self._measuring: Measuring | None = None
@@ -114,16 +120,16 @@ class Controller:
         if now_s >= self._next_look_s:
             self._look(now_s)
         if self._measuring is not None and self._has_knobs:
-            self._pacer.take_in()  # a pause would blur the reading
+            self._pacer.skip(now_s)  # a pause would blur the reading
             return
-        while (pause_s := self._pacer.pause_s(self._now_s())) > 0:
+        self._pacer.stepped(now_s)
+        while (pause_s := self._pacer.pause_s()) > 0:
             begin_s = self._now_s()
             self._clock.sleep(pause_s)
-            end_s = self._now_s()
+            end_s = self._last_pause_s = self._now_s()
             self._meter.pause(begin_s, end_s)
-            self._pacer.paused(end_s - begin_s)
+            self._pacer.paused(end_s - begin_s, end_s)
             self._paused_s += end_s - begin_s
-            self._last_pause_s = end_s
             if end_s >= self._next_look_s:
                 self._look(end_s)
 
@@ -139,7 +145,8 @@ class Controller:
 
     def interrupted(self, begin_s: float, end_s: float) -> None:
         """Something else than training went on for a while, such as a test: it belongs to no step."""
-        self._meter.pause(begin_s, end_s)
+        self._meter.absence(begin_s, end_s)
+        self._pacer.absent(end_s)
 
     def progressed(self, share: float) -> None:
         """So much of the way to the target is done."""
@@ -197,7 +204,7 @@ class Controller:
         try:
             if self._measuring is not None:
                 self._follow_measurement(now_s)
-            elif self.state is not State.SEARCHING and now_s >= self._next_drift_s:
+            elif self._has_knobs and self.state is not State.SEARCHING and now_s >= self._next_drift_s:
                 self._next_drift_s = now_s + self._options.look_s
                 self._watch(now_s)
             if self._sensor.back(self._meter.newest):
@@ -211,8 +218,7 @@ class Controller:
     def _follow_budget(self, elapsed_s: float, why: str) -> None:
         """Take in the watts of the next step: it cannot be cut short when they fall."""
         ahead_s = self._options.look_s + self._step_s()
-        watts = self._live.lowest_w(elapsed_s, elapsed_s + ahead_s)
-        if watts == self._budget_w:
+        if (watts := self._live.lowest_w(elapsed_s, elapsed_s + ahead_s)) == self._budget_w:
             return
         if math.isnan(self._budget_w):
             self._check_feasible(watts)
@@ -352,7 +358,7 @@ class Controller:
             self._meter,
             self.setting,
             now_s,
-            self._options.measure,
+            self._options.measure if self._has_knobs else self._options.measure_paused,
             self._settling,
             self._idle_w(),
         )
@@ -366,8 +372,7 @@ class Controller:
             return
         self._measuring = None
         self._take(replace(found, cost_s=now_s - self._changed_s))
-        self._pacer.expect(found.power_w)
-        self._pacer.forgive()
+        self._pacer.settled(found.power_w, forgive=self._has_knobs)
         self._seek()
 
     def _is_decided(self) -> bool:
@@ -442,11 +447,19 @@ class Controller:
         if setting != before or state is State.SEARCHING:
             self._changed_s = now_s
             self._steps_since_change = 0
-            known = self._knowledge.of(setting)
-            busy_w = None if known is None else known.power_w + self._knowledge.drift.extra_w
-            self._pacer.expect(busy_w, now_s + self._options.settle_s)
+            self._pacer.expect(self._busy_w(setting), now_s + self._options.settle_s)
         self._say_setting(why)
         return True
+
+    def _busy_w(self, setting: Setting) -> float | None:
+        """What a step is reckoned to draw; where pauses are all there is, too much rather than too little."""
+        known = self._knowledge.of(setting)
+        if known is not None:
+            return self._expected_w(known)
+        if self._has_knobs or not self._can_pause:
+            return None
+        highest_w = max((m.power_w for m in self._knowledge.measurements()), default=0.0)
+        return max(CAUTION * self._budget_w, highest_w)
 
     def _say_setting(self, why: str) -> None:
         self._tell("setting", {"setting": self.setting, "state": self.state.value, "why": why})
@@ -465,8 +478,7 @@ class Controller:
 
     def _margin(self) -> float:
         """The share of the budget that is left free: small where joules are counted, more where watts are averaged."""
-        newest = self._meter.newest
-        return COUNTED_MARGIN if newest is not None and newest.energy_j is not None else READ_MARGIN
+        return COUNTED_MARGIN if self._counts_joules else READ_MARGIN
 
     def _left_w(self) -> float:
         """The watts that drift and margin leave for a setting as it was measured."""

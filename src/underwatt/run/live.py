@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from underwatt.errors import InputError
 from underwatt.plan.budget import Budget, parse_budget
-from underwatt.plan.schedule import Schedule, parse_schedule
+from underwatt.plan.schedule import DAY_S, Schedule, parse_schedule
 
 if TYPE_CHECKING:
     from underwatt.run.inbox import Inbox
@@ -28,9 +28,10 @@ class LiveBudget:
         time_of_day_s: float = 0.0,
     ) -> None:
         self.budget = budget
-        self._time_of_day_s = time_of_day_s
+        self._time_of_day_s = time_of_day_s  # when 0 seconds had elapsed
         if schedule is None and budget.power_w is not None:
             schedule = Schedule.constant(budget.power_w)
+        self._given = schedule
         self._schedule = schedule.starting_at(time_of_day_s) if schedule else None
         self._inbox = inbox
         self._next_poll_s = -math.inf
@@ -38,6 +39,11 @@ class LiveBudget:
     def listen(self, inbox: Inbox) -> None:
         """Take budgets that are posted there while the run goes on."""
         self._inbox = inbox
+
+    def resumes(self, elapsed_s: float) -> None:
+        """The run began earlier, and so many seconds of it are over; what holds by the time of day holds as before."""
+        self._time_of_day_s = (self._time_of_day_s - elapsed_s) % DAY_S % DAY_S
+        self._schedule = self._given.starting_at(self._time_of_day_s) if self._given else None
 
     @property
     def schedule(self) -> Schedule | None:

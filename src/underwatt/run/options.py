@@ -23,6 +23,10 @@ class ControlOptions:
 
     look_s: float = 0.1
     measure: MeasureOptions = field(default_factory=lambda: MeasureOptions(precision=0.015, min_steps=4, limit_s=12.0))
+    # Pauses blur a reading, and a few batch sizes are soon compared.
+    measure_paused: MeasureOptions = field(
+        default_factory=lambda: MeasureOptions(precision=0.03, min_steps=4, limit_s=6.0)
+    )
     settle_s: float = 1.5  # after a change readings tell of what was before
     short_s: float = 0.5  # a clear excess is seen in this time
     long_s: float = 4.0  # a drift in this

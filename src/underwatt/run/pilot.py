@@ -15,13 +15,14 @@ from typing import TYPE_CHECKING, Any
 from underwatt import __version__
 from underwatt.device.base import SimulatesLoad, permitted_space
 from underwatt.device.session import Session
-from underwatt.errors import InputError, SensorError, StoreError
+from underwatt.errors import InputError, OutOfMemoryError, SensorError
 from underwatt.plan.duty import allows_pauses
 from underwatt.plan.problem import Problem
 from underwatt.predict.settings import SettingArray
 from underwatt.profile.meter import Meter
 from underwatt.run.controller import Controller
 from underwatt.run.idle import measure_idle
+from underwatt.run.saver import Saver
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -60,6 +61,7 @@ class Pilot:
         options: ControlOptions | None = None,
         listener: Listener | None = None,
         can_pause: bool = True,
+        set_modes: bool = True,
         elapsed_s: float = 0.0,
     ) -> None:
         if isinstance(device, SimulatesLoad) and cost is None:
@@ -74,7 +76,7 @@ class Pilot:
         self.target: float | None = None
         self._live, self._convergence, self._cost, self._known = live, convergence, cost, tuple(known)
         self._sizes = tuple(sorted(set(batch_sizes)))
-        self._references, self._store, self._log, self._options = references, store, log, options
+        self._references, self._log, self._options = references, log, options
         self._elapsed_s, self._energy_j = elapsed_s, 0.0
         self._session = Session(device)
         self._meter = Meter(device)
@@ -85,41 +87,53 @@ class Pilot:
         self._outcome = "finished"
         self._loss: Any = None
         self._idle_w: float | None = None
-        self._listener, self._can_pause = listener, can_pause
-        self._unsaved: list[Measurement] = []
-        self._store_failed = False
+        self._listener, self._can_pause, self._set_modes = listener, can_pause, set_modes
+        self._saver = Saver(store, device.info, workload) if store is not None else None
 
     def __enter__(self) -> Self:
-        with contextlib.ExitStack() as stack:
-            self._session = stack.enter_context(self._session)
-            self._idle_w = measure_idle(self.device) if self._can_pause and allows_pauses(self._live.budget) else None
-            self._begun_s = self.device.clock.now_s() - self._elapsed_s
-            if self._log is not None:
-                self._meter.listen(self._log_reading)
-            stack.enter_context(self._meter)
-            space = permitted_space(self.device)
-            candidates = SettingArray.product(tuple(k.name for k in space.knobs), space.matrix(), self._sizes)
-            problem = Problem.of(candidates, self._live.budget, self._convergence, idle_w=self._idle_w)
-            self._share_of_sample = _shares(self._convergence, self._sizes)
-            self._controller = Controller(
-                self._session,
-                self._meter,
-                problem,
-                self._live,
-                known=self._known,
-                references=self._references,
-                options=self._options,
-                tell=self._tell,
-                begun_s=self._begun_s,
-                can_pause=self._can_pause,
-            )
-            self._controller.energy_before_j = self._energy_j
-            self._say_start()
-            if self._session.recovered:
-                self._tell("note", {"level": "info", "text": "A killed session had left the device changed; put back."})
-            self._controller.begin()
-            self._stack = stack.pop_all()
+        failure: BaseException | None = None
+        try:
+            with contextlib.ExitStack() as stack:
+                try:
+                    self._begin(stack)
+                except BaseException as exc:
+                    failure = exc
+                    raise
+                self._stack = stack.pop_all()
+        except BaseException as exc:
+            if self._controller is not None:
+                self._say_end(exc is failure, failure or exc)  # putting back raises an error of its own
+            raise
         return self
+
+    def _begin(self, stack: contextlib.ExitStack) -> None:
+        self._session = stack.enter_context(self._session)
+        self._idle_w = measure_idle(self.device) if self._can_pause and allows_pauses(self._live.budget) else None
+        self._begun_s = self.device.clock.now_s() - self._elapsed_s
+        if self._log is not None:
+            self._meter.listen(self._log_reading)
+        stack.enter_context(self._meter)
+        space = permitted_space(self.device) if self._set_modes else self.device.space.only(())
+        candidates = SettingArray.product(tuple(k.name for k in space.knobs), space.matrix(), self._sizes)
+        problem = Problem.of(candidates, self._live.budget, self._convergence, idle_w=self._idle_w)
+        self._share_of_sample = _shares(self._convergence, self._sizes)
+        self._controller = Controller(
+            self._session,
+            self._meter,
+            problem,
+            self._live,
+            known=[m for m in self._known if tuple(m.setting.mode.knobs()) == candidates.knobs],
+            references=self._references,
+            options=self._options,
+            tell=self._tell,
+            begun_s=self._begun_s,
+            can_pause=self._can_pause,
+        )
+        self._controller.energy_before_j = self._energy_j
+        self._say_start()
+        if self._session.recovered:
+            self._tell("note", {"level": "info", "text": "A killed session had left the device changed; put back."})
+        self._controller.begin()
 
     def __exit__(self, *error: Any) -> None:
         self.controller.restoring()
@@ -139,6 +153,11 @@ class Pilot:
         if self._controller is None:
             raise InputError("The tuner is not under way.", hint="Use it in a with statement.")
         return self._controller
+
+    @property
+    def meter(self) -> Meter:
+        """The power readings and the beats of the steps."""
+        return self._meter
 
     @property
     def setting(self) -> Setting:
@@ -202,8 +221,17 @@ class Pilot:
             self._say_progress()
 
     def out_of_memory(self, batch_size: int) -> int:
-        """A step of this batch size did not fit; the batch size to go on with."""
-        return self.controller.out_of_memory(batch_size).batch_size
+        """A step of this batch size did not fit; the batch size to go on with.
+
+        Raises ``OutOfMemoryError`` where there is no smaller one.
+        """
+        smaller = self.controller.out_of_memory(batch_size).batch_size
+        if smaller >= batch_size:
+            raise OutOfMemoryError(
+                f"A step at batch size {batch_size} does not fit into the memory of {self.device.info.name}.",
+                hint="Offer smaller batch sizes.",
+            )
+        return smaller
 
     @contextlib.contextmanager
     def elsewhere(self) -> Iterator[None]:
@@ -212,7 +240,9 @@ class Pilot:
         try:
             yield
         finally:
-            self.controller.interrupted(begin_s, self.device.clock.now_s())
+            end_s = self.device.clock.now_s()
+            if end_s > begin_s:  # on a simulated device only steps take time
+                self.controller.interrupted(begin_s, end_s)
 
     def scored(self, value: float, target: float) -> None:
         """The model was tested."""
@@ -246,23 +276,13 @@ class Pilot:
             self._log.write(kind, self.elapsed_s, **fields)
         if self._listener is not None:
             self._listener(kind, fields)
-        if kind == "measured" and self._store is not None:
-            self._unsaved.append(fields["measurement"])
-            self._save(self._store)
+        if kind == "measured" and self._saver is not None:
+            self._saver.add(fields["measurement"])
 
-    def _save(self, store: Store) -> None:
-        """Store what was measured; a store that is locked or full ends no training, it is tried again later."""
-        if not self._unsaved:
-            return
-        try:
-            store.add(store.profile_id(self.device.info, self.workload), self._unsaved)
-        except StoreError as exc:
-            if not self._store_failed:
-                self._tell("note", {"level": "warning", "text": f"{exc} Measurements are kept and tried again."})
-            self._store_failed = True
-            return
-        self._store_failed = False
-        self._unsaved = []
+    def _say_problem(self) -> None:
+        """A store that is locked or full ends no training; it is said once, and tried again."""
+        if self._saver is not None and (problem := self._saver.take_problem()):
+            self.note("warning", f"{problem} Measurements are kept and tried again.")
 
     def _say_start(self) -> None:
         started_at = datetime.now().astimezone().isoformat(timespec="seconds")
@@ -292,8 +312,7 @@ class Pilot:
         self._next_tell_s = now_s + TELL_PERIOD_S
         controller = self.controller
         controller.progressed(self.share)
-        if self._store is not None:
-            self._save(self._store)
+        self._say_problem()
         if self._log is None:
             return
         times = self._meter.step_times(now_s - TELL_PERIOD_S)
@@ -323,11 +342,14 @@ class Pilot:
             outcome = "interrupted" if isinstance(failure, (KeyboardInterrupt, SystemExit)) else "failed"
         error = str(failure) if failure is not None and outcome == "failed" else None
         fields = {"outcome": outcome, "restored": restored, "energy_j": self.energy_j, "samples": self.samples}
-        self._tell("end", {**fields, "steps": self.steps, "error": error})
-        if self._store is not None:
-            self._save(self._store)
-        if self._log is not None:
-            self._log.flush()
+        try:
+            if self._saver is not None and (left := self._saver.close()):
+                self._say_problem()
+                self.note("warning", f"{left} measurements could not be stored; this log holds them.")
+        finally:
+            self._tell("end", {**fields, "steps": self.steps, "error": error})
+            if self._log is not None:
+                self._log.flush()
 
 
 def _shares(convergence: SamplesToTarget | None, sizes: Sequence[int]) -> dict[int, float]:

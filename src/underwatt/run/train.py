@@ -11,10 +11,13 @@ from underwatt.errors import OutOfMemoryError
 from underwatt.run import checkpoint
 from underwatt.run.checkpoint import Progress
 from underwatt.run.completion import Completion
+from underwatt.run.step_guard import StepGuard
+from underwatt.workload._torch import torch
 from underwatt.workload.faults import job_faults
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from contextlib import AbstractContextManager
     from pathlib import Path
 
     from underwatt.run.pilot import Pilot
@@ -55,7 +58,7 @@ def train_under_budget(
     """Train to the job's target; ``folder`` takes checkpoints, ``progress`` is what an earlier part had come to.
 
     A step that does not fit into memory is done again in smaller batches: none is lost. Whatever ends the training, a
-    last checkpoint is written first, unless the job itself has failed.
+    last checkpoint is written first, unless it was a step of the job that failed. Ctrl-C waits for the end of a step.
     """
     return _Loop(pilot, training, effort, folder, progress, watch).run()
 
@@ -74,22 +77,24 @@ class _Loop:
         self._completion = Completion(on_gpu=training.device.type == "cuda")
         self._evaluated = progress.evaluated_samples if progress else 0
         self._score = progress.score if progress else None
-        self._next_save_s = time.monotonic() + CHECKPOINT_PERIOD_S
+        self._guard = StepGuard()
+        self._next_save_s = -math.inf  # at once: a run that is killed early can go on too
 
     def run(self) -> Trained:
-        outcome = ""
         try:
-            while not outcome:
-                self._step()
-                outcome = self._judge()
-                self._watch()
-                if time.monotonic() >= self._next_save_s:
-                    self._save("")
-        except (KeyboardInterrupt, SystemExit):
-            self._save("")
+            with self._guard:
+                while not (outcome := self._judge()):
+                    if time.monotonic() >= self._next_save_s:
+                        self._save("")
+                    self._step()
+                    self._guard.pass_on()
+                    self._watch()
+        except BaseException:
+            if self._guard.whole:
+                self._save("")
             raise
         self._pilot.ends(outcome)
-        self._save("" if outcome == "energy spent" else outcome)
+        self._save(outcome if outcome == "reached" else "")  # with more samples or joules it can go on
         training = self._training
         return Trained(
             outcome, self._score, training.samples, training.steps, self._pilot.elapsed_s, self._pilot.energy_j
@@ -101,13 +106,14 @@ class _Loop:
         size = training.next_batch_size
         try:
             pilot.simulate(size)
-            with job_faults(size):
-                loss = training.step()
+            with self._guard.step(), job_faults(size):
+                batch = training.fetch()
+                with self._guard.changing():
+                    loss = training.learn(batch)
                 self._completion.wait(pausing=pilot.controller.pausing)
         except OutOfMemoryError:
-            if size == 1:
-                raise
             training.redo(pilot.out_of_memory(size))
+            self._guard.whole = True
             return
         pilot.stepped(training.batch_size, loss)
 
@@ -115,15 +121,20 @@ class _Loop:
         """How the training ends here, or nothing."""
         samples = self._training.samples
         if samples - self._evaluated >= self._effort.evaluate_every_samples:
-            self._evaluated = samples
-            with self._pilot.elsewhere(), job_faults(self._training.batch_size):
+            with self._pilot.elsewhere(), self._random_apart(), job_faults(self._training.batch_size):
                 self._score = self._training.evaluate()
+            self._evaluated = samples
             self._pilot.scored(self._score, self._training.job.target)
             if self._training.job.reached(self._score):
                 return "reached"
         if samples >= self._effort.limit_samples:
             return "limit"
         return "energy spent" if self._pilot.energy_left_j <= 0 else ""
+
+    def _random_apart(self) -> AbstractContextManager[None]:
+        """Random numbers that a test draws are not missing in the training, where it is cut short and done again."""
+        device = self._training.device
+        return torch.random.fork_rng([device] if device.type == "cuda" else [])
 
     def _save(self, done: str) -> None:
         """Write a checkpoint; a full disk ends no training."""
@@ -137,5 +148,5 @@ class _Loop:
         try:
             with pilot.elsewhere():
                 checkpoint.save(self._folder, self._training, progress)
-        except OSError as exc:
-            pilot.note("warning", f"No checkpoint could be written ({exc.strerror or exc}).")
+        except (OSError, RuntimeError) as exc:  # PyTorch makes some of the first into the second
+            pilot.note("warning", f"No checkpoint could be written ({getattr(exc, 'strerror', None) or exc}).")

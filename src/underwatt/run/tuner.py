@@ -54,6 +54,7 @@ def tune(
     folder: Path | str | None = None,
     references: Sequence[Profile] = (),
     cost: WorkloadCost | None = None,
+    set_modes: bool = True,
     options: ControlOptions | None = None,
 ) -> Tuner:
     """A tuner for a training loop, to be used in a ``with`` statement.
@@ -63,7 +64,8 @@ def tune(
     from the rate it has now, which is taken to suit ``lr_batch_size`` (the largest batch size where it is not given).
     ``convergence`` says how many samples the target takes at each batch size; without it, samples a second count. With
     ``store`` measurements outlive the training; with ``folder`` a log is written there that proves the budget was
-    kept, and ``underwatt budget`` changes it. ``cost`` is what a step costs, for simulated devices only.
+    kept, and ``underwatt budget`` changes it. With ``set_modes=False`` nothing is set on the device: batch size and
+    pauses alone hold the budget. ``cost`` is what a step costs, for simulated devices only.
     """
     return Tuner(
         device=open_device(device) if isinstance(device, str) else device,
@@ -76,6 +78,7 @@ def tune(
         folder=Path(folder) if folder is not None else None,
         references=references,
         cost=cost,
+        set_modes=set_modes,
         options=options,
     )
 
@@ -96,43 +99,53 @@ class Tuner:
         folder: Path | None,
         references: Sequence[Profile],
         cost: WorkloadCost | None,
+        set_modes: bool,
         options: ControlOptions | None,
     ) -> None:
         self._rate = rate
         self._completion = Completion(on_gpu=False if device.info.simulated else None)
-        self._stack = contextlib.ExitStack()
         self._batch_size = 0  # of the batch handed out last
         self._handed_out: Any = None
         workload = WorkloadInfo(name, f"tune-{name}")
-        kept = self._stack.enter_context(Store(store)) if store else None
-        known = kept.measurements(kept.profile_id(device.info, workload)) if kept else ()
-        log = None
-        if folder is not None:
-            folder.mkdir(parents=True, exist_ok=True)
-            log = self._stack.enter_context(RunLog(folder / "log.jsonl"))
-            live.listen(Inbox(folder))
-            self._stack.enter_context(register_run(folder, name, device.info.name))
-        self._pilot = Pilot(
-            device,
-            workload,
-            batch_sizes,
-            live,
-            convergence=convergence,
-            cost=cost,
-            known=known,
-            references=references,
-            store=kept,
-            log=log,
-            options=options,
-        )
+        with contextlib.ExitStack() as stack:
+            kept = stack.enter_context(Store(store)) if store else None
+            known = kept.measurements(kept.profile_id(device.info, workload)) if kept else ()
+            log = None
+            if folder is not None:
+                path = folder / "log.jsonl"
+                if path.exists() and path.stat().st_size:
+                    raise InputError(f"There is a run in {folder} already.", hint="Name another folder.")
+                folder.mkdir(parents=True, exist_ok=True)
+                log = stack.enter_context(RunLog(path))
+                live.listen(Inbox(folder))
+                stack.enter_context(register_run(folder, name, device.info.name))
+            self._pilot = Pilot(
+                device,
+                workload,
+                batch_sizes,
+                live,
+                convergence=convergence,
+                cost=cost,
+                known=known,
+                references=references,
+                store=kept,
+                log=log,
+                set_modes=set_modes,
+                options=options,
+            )
+            self._stack = stack.pop_all()
 
     def __enter__(self) -> Self:
-        self._stack.enter_context(self._pilot)
+        try:
+            self._stack.enter_context(self._pilot)
+        except BaseException:
+            self._stack.close()
+            raise
         return self
 
     def __exit__(self, *error: Any) -> bool | None:
         if self._rate is not None:
-            self._rate.back()
+            self._rate.close()
         return self._stack.__exit__(*error)
 
     def loader(self, dataset: Any, *, shuffle: bool = False, drop_last: bool = False, **more: Any) -> Iterator[Any]:
@@ -149,7 +162,7 @@ class Tuner:
         while (batch := next(loader, None)) is not None:
             size = len(batches.handed_out[0])
             try:
-                self._pilot.simulate(size)
+                self.starts(size)
             except OutOfMemoryError:
                 if size <= 1:
                     raise
@@ -158,7 +171,6 @@ class Tuner:
                 loader = reopen()
                 continue
             self._handed_out = batches
-            self.starts(size)
             yield batch
             if batches.handed_out and self._handed_out is not None:
                 raise InputError(
@@ -166,8 +178,13 @@ class Tuner:
                     hint="Call tuner.step() once after each batch of tuner.loader.",
                 )
 
-    def starts(self, batch_size: int) -> None:
-        """A step of this batch size begins; ``loader`` says so by itself."""
+    def starts(self, batch_size: int, parts: int = 1) -> None:
+        """A step of this batch size begins, in so many parts whose gradients are added up.
+
+        ``loader`` says so by itself. Raises ``OutOfMemoryError`` where a simulated device has no room for a part.
+        """
+        for _ in range(parts):
+            self._pilot.simulate(batch_size // parts)
         self._batch_size = batch_size
         if self._rate is not None:
             self._rate.follow(batch_size)
@@ -175,8 +192,6 @@ class Tuner:
     def step(self, loss: Any = None) -> None:
         """A step has ended: to be called once after each batch."""
         self._completion.wait(pausing=self._pilot.controller.pausing)
-        if self._rate is not None:
-            self._rate.back()
         if self._handed_out is not None:
             self._handed_out.handed_out.popleft()
             self._handed_out = None
@@ -185,6 +200,10 @@ class Tuner:
     def testing(self) -> contextlib.AbstractContextManager[None]:
         """Use ``with tuner.testing():`` around whatever is not a training step, such as a test of the model."""
         return self._pilot.elsewhere()
+
+    def note(self, level: str, text: str) -> None:
+        """Say something in the log: ``info`` or ``warning``."""
+        self._pilot.note(level, text)
 
     @property
     def batch_size(self) -> int:

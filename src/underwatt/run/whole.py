@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from underwatt.device.base import SimulatesLoad
 from underwatt.errors import InputError
 from underwatt.run.inbox import Inbox, register_run
-from underwatt.run.log import RunLog
+from underwatt.run.log import RunLog, read_log
 from underwatt.run.pilot import Pilot
 
 if TYPE_CHECKING:
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from underwatt.plan.problem import SamplesToTarget
     from underwatt.profile.store import Store
     from underwatt.records import Measurement, Profile, WorkloadCost, WorkloadInfo
+    from underwatt.run.checkpoint import Progress
     from underwatt.run.live import LiveBudget
     from underwatt.run.train import Effort, Trained
     from underwatt.workload.base import Workload
@@ -39,6 +40,7 @@ class Run:
     batch_sizes: Sequence[int]
     convergence: SamplesToTarget | None = None
     references: Sequence[Profile] = ()
+    set_modes: bool = True  # else batch size and pauses alone hold the budget
     listener: Callable[[str, dict[str, Any]], None] | None = None
     watch: Callable[[Pilot], None] = field(default=lambda _pilot: None)
 
@@ -46,13 +48,18 @@ class Run:
         """What was measured before of this workload on this device, with the knobs that may be set now."""
         from underwatt.device.base import permitted_space
 
-        knobs = tuple(knob.name for knob in permitted_space(self.device).knobs)
+        knobs = tuple(knob.name for knob in permitted_space(self.device).knobs) if self.set_modes else ()
         measured = self.store.measurements(self.store.profile_id(self.device.info, workload))
         return tuple(m for m in measured if tuple(m.setting.mode.knobs()) == knobs)
 
     def pilot(self, stack: contextlib.ExitStack, workload: WorkloadInfo, **more: Any) -> Pilot:
         """A pilot with a log and an inbox in the run's folder."""
-        self.folder.mkdir(parents=True, exist_ok=True)
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+        except OSError as exc:
+            raise InputError(
+                f"The folder {self.folder} cannot be made ({exc.strerror}).", hint="Name another one with --out."
+            ) from exc
         log = stack.enter_context(RunLog(self.folder / LOG_NAME))
         self.live.listen(Inbox(self.folder))
         warning = stack.enter_context(register_run(self.folder, workload.name, self.device.info.name))
@@ -62,6 +69,7 @@ class Run:
             "convergence": self.convergence,
             "known": self.known(workload),
             "references": self.references,
+            "set_modes": self.set_modes,
             "batch_sizes": self.batch_sizes,
             **more,
         }
@@ -80,28 +88,42 @@ def run_job(run: Run, job: Job, effort: Effort, *, resume: bool = False) -> Trai
 
     workload = job_info(job)
     cost = _cost(run.device, job)
-    training = Training(job, run.batch_sizes[0])
-    progress = None
+    state = progress = None
+    elapsed_s = energy_j = 0.0
     if resume:
-        state, progress = checkpoint.load(run.folder, workload.id, training.device)
+        state, progress = checkpoint.load(run.folder, workload.id)
         if progress.done:
-            raise InputError(f"The run in {run.folder} has ended ({progress.done}).", hint="Start a new one.")
-        training.restore(state)
-    try:
-        with contextlib.ExitStack() as stack:
-            elapsed_s = progress.elapsed_s if progress else 0.0
-            pilot = run.pilot(stack, workload, cost=cost, elapsed_s=elapsed_s)
-            pilot.target = job.target
-            if progress is not None:
-                pilot.continues(
-                    samples=training.samples, steps=training.steps, share=progress.share, energy_j=progress.energy_j
-                )
-            stack.enter_context(pilot)
-            return train_under_budget(
-                pilot, training, effort, run.folder, progress=progress, watch=lambda: run.watch(pilot)
+            raise InputError(
+                f"The run in {run.folder} has ended: {progress.done}.",
+                hint="Start a run without --resume, in a folder of its own.",
             )
-    finally:
-        training.close()
+        elapsed_s, energy_j = _spent(run.folder / LOG_NAME, progress)
+        run.live.resumes(elapsed_s)
+    with contextlib.ExitStack() as stack:
+        training = Training(job, run.batch_sizes[0])
+        stack.callback(training.close)
+        if state is not None:
+            training.restore(state)
+        pilot = run.pilot(stack, workload, cost=cost, elapsed_s=elapsed_s)
+        pilot.target = job.target
+        if progress is not None:
+            pilot.continues(samples=training.samples, steps=training.steps, share=progress.share, energy_j=energy_j)
+        stack.enter_context(pilot)
+        return train_under_budget(
+            pilot, training, effort, run.folder, progress=progress, watch=lambda: run.watch(pilot)
+        )
+
+
+def _spent(log: Path, progress: Progress) -> tuple[float, float]:
+    """Seconds and joules that a run has taken, also since its last checkpoint: what was lost was drawn all the same."""
+    try:
+        record = read_log(log)
+    except InputError:  # lost or damaged: the checkpoint is what matters
+        return progress.elapsed_s, progress.energy_j
+    counted = [event["energy_j"] for event in record.events if event.get("energy_j") is not None]
+    last_s = max([event["at_s"] for event in record.events] + record.power.at_s[-1:].tolist())
+    # Never 0, which would be taken for a run that begins.
+    return max(progress.elapsed_s, last_s, 1e-3), max(progress.energy_j, counted[-1] if counted else 0.0)
 
 
 def run_command(run: Run, workload: Workload) -> int:
@@ -136,6 +158,9 @@ def run_command(run: Run, workload: Workload) -> int:
             for _ in range(beat.steps):
                 pilot.stepped(batch_size)
             run.watch(pilot)
+            if pilot.energy_left_j <= 0:
+                pilot.ends("energy spent")
+                break
         return pilot.steps
 
 

@@ -67,30 +67,31 @@ class EndlessBatches:
         self.handed_out: deque[list[int]] = deque()  # batches that were not trained on yet, oldest first
         self._length = length
         self._generator = torch.Generator().manual_seed(seed)
-        self._waiting: list[int] = []
+        self._waiting: deque[int] = deque()  # of which a batch is taken off in its own time, however many wait
 
     def __iter__(self) -> Iterator[list[int]]:
         while True:
             while len(self._waiting) < self.batch_size:
                 self._waiting += torch.randperm(self._length, generator=self._generator).tolist()
-            batch, self._waiting = self._waiting[: self.batch_size], self._waiting[self.batch_size :]
+            batch = [self._waiting.popleft() for _ in range(self.batch_size)]
             self.handed_out.append(batch)
             yield batch
 
     def take_back(self) -> None:
         """Hand out again, in the same order, what was not trained on."""
-        self._waiting = [index for batch in self.handed_out for index in batch] + self._waiting
+        for batch in reversed(self.handed_out):
+            self._waiting.extendleft(reversed(batch))
         self.handed_out.clear()
 
     def state(self) -> dict[str, Any]:
         """Where the stream stands, as after ``take_back``."""
-        waiting = [index for batch in self.handed_out for index in batch] + self._waiting
+        waiting = [index for batch in (*self.handed_out, self._waiting) for index in batch]
         return {"generator": self._generator.get_state(), "waiting": waiting}
 
     def restore(self, state: dict[str, Any]) -> None:
         """Go on where another stream over the same data stood."""
         self._generator.set_state(state["generator"])
-        self._waiting = list(state["waiting"])
+        self._waiting = deque(state["waiting"])
         self.handed_out.clear()
 
 

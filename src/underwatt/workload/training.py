@@ -90,8 +90,15 @@ class Training:
 
     def step(self) -> torch.Tensor:
         """Train on one batch; the loss stays on the device, so that a GPU is not waited for."""
+        return self.learn(self.fetch())
+
+    def fetch(self) -> Any:
+        """The next batch, on the device; the model is as it was."""
         assert self._batches is not None, "closed"
-        batch = to_device(next(self._batches), self.device)
+        return to_device(next(self._batches), self.device)
+
+    def learn(self, batch: Any) -> torch.Tensor:
+        """Change the model by the batch that was fetched last."""
         self._follow_size(len(self._order.handed_out[0]))
         self.model.train()
         self.optimizer.zero_grad(set_to_none=True)
@@ -121,6 +128,7 @@ class Training:
             "steps": self.steps,
             "samples": self.samples,
             "random": torch.get_rng_state(),
+            "random_gpu": torch.cuda.get_rng_state(self.device) if self.device.type == "cuda" else None,
         }
 
     def restore(self, state: dict[str, Any]) -> None:
@@ -131,8 +139,10 @@ class Training:
         self._order.restore(state["order"])
         self._order.batch_size = state["batch_size"]
         self.batch_size, self.steps, self.samples = state["batch_size"], state["steps"], state["samples"]
-        torch.set_rng_state(state["random"])
         self._open_loader()
+        torch.set_rng_state(state["random"])  # after the loader, which draws a number
+        if state["random_gpu"] is not None and self.device.type == "cuda":
+            torch.cuda.set_rng_state(state["random_gpu"], self.device)
 
     def _open_loader(self) -> None:
         pin_memory = self.device.type == "cuda"

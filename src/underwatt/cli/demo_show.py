@@ -1,0 +1,109 @@
+"""How the demo looks on a terminal: plans, trainings as they go, and what they took."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from rich.markup import escape
+
+from underwatt.cli.format import duration, plain_table
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from rich.console import Console
+
+    from underwatt.cli.demo_board import Result
+    from underwatt.cli.demo_rivals import Choice
+    from underwatt.plan import SearchResult
+    from underwatt.plan.schedule import Schedule
+
+WINDOW_S = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Story:
+    """Three ways to train under the same budget."""
+
+    schedule: Schedule
+    baseline: Result
+    ours: Result
+    oracle: Result
+
+
+def say_plan(out: Console, budget_w: float, plan: SearchResult, baseline: Choice) -> None:
+    """The choice for a budget, beside the baseline's."""
+    best = plan.best
+    out.print(
+        f"[bold]Plan[/] for {budget_w:g} W, with {len(plan.measurements)} more settings measured: "
+        f"[green]{best.measurement.setting}[/]; {best.measurement.power_w:.2f} W measured, "
+        f"about {duration(best.time_s)} to the target. [dim]The baseline takes {baseline.setting}.[/]"
+    )
+
+
+def say_training(out: Console, schedule: Schedule) -> Callable[[float, str, dict[str, Any]], None]:
+    """Announce a training; gives what tells of it while it goes on."""
+    first_w, then_w = schedule.levels_w
+    out.print(
+        f"\n[bold]Train[/] under {first_w:g} W, and under {then_w:g} W from {schedule.begins_s[1]:g} s on; "
+        "the settings measured so far are known."
+    )
+
+    def tell(at_s: float, kind: str, fields: dict[str, Any]) -> None:
+        text = ""
+        if kind == "budget":
+            text = f"[bold]{fields['power_w']:g} W[/]"
+        elif kind == "setting" and fields["state"] != "searching":
+            text = f"{fields['state']} {fields['setting']} [dim]({escape(fields['why'])})[/]"
+        elif kind == "score" and fields["value"] >= fields["target"]:
+            text = f"[green]accuracy {fields['value']:.1%}[/] after {fields['samples']:,} samples"
+        elif kind == "end":
+            text = "board put back" if fields["restored"] else "[red]board NOT put back[/]"
+        elif kind == "note":
+            text = f"[dim]{escape(fields['text'])}[/]"
+        if text:
+            out.print(f"  {at_s:6.1f} s  {text}")
+
+    return tell
+
+
+def say_results(out: Console, stories: Sequence[Story]) -> None:
+    """One table of everything, and whether the budgets were held."""
+    table = plain_table("budget", "", "time", "", "watts", "joules", "accuracy", "over", "")
+    for at in (0, 1):
+        table.columns[at].justify = "left"
+    for story in stories:
+        rows = (("baseline", story.baseline), ("Underwatt", story.ours), ("oracle", story.oracle))
+        for name, row in rows:
+            watts = " → ".join(f"{level_w:g}" for level_w in story.schedule.levels_w) + " W"
+            style = "bold" if row is story.ours else ""
+            table.add_row(watts if name == "baseline" else "", name, *_figures(row, story.baseline), style=style)
+    out.print()
+    out.print(table)
+    held = all(_over(story.ours)[1] == 0 for story in stories)
+    restored = all(story.ours.restored and story.baseline.restored for story in stories)
+    computing_s = " and ".join(f"{story.ours.computing_s:.1f}" for story in stories)
+    out.print(
+        f"Budget held: {'[green]yes[/]' if held else '[yellow]not at every moment, see over[/]'}. "
+        f"Board put back as it was: {'[green]yes[/]' if restored else '[red]NO[/]'}. "
+        f"[dim]Search, control and simulation computed for {computing_s} s here, for which simulated time stands "
+        "still.[/]"
+    )
+
+
+def _figures(row: Result, baseline: Result) -> tuple[str, ...]:
+    accuracy = over = over_for = ""
+    if row.score is not None:
+        accuracy = f"{row.score:.1%}{'' if row.reached else ', target not reached'}"
+    if row.record is not None:
+        share, seconds = _over(row)
+        over, over_for = f"{share:.2%}", f"{seconds:.1f} s" if seconds else ""
+    faster = f"{baseline.time_s / row.time_s:.2f}×"
+    return f"{row.time_s:,.1f} s", faster, f"{row.power_w:.2f}", f"{row.energy_j:,.0f}", accuracy, over, over_for
+
+
+def _over(row: Result) -> tuple[float, float]:
+    """The share of the joules that were above the budget, and for how many seconds it was clearly exceeded."""
+    assert row.record is not None, "trained"
+    return row.record.energy_over_j(window_s=WINDOW_S) / row.energy_j, row.record.time_over_s(window_s=WINDOW_S)

@@ -1,0 +1,351 @@
+from __future__ import annotations
+
+import io
+import json
+import os
+import re
+import signal
+import sqlite3
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+from test_cli_devices import run
+
+from underwatt.cli.run_show import Display
+from underwatt.device.virtual.board import VirtualBoard
+from underwatt.device.virtual.boards import BOARDS
+from underwatt.device.virtual.sysfs_tree import SysfsBoard
+from underwatt.records import Measurement, PowerMode, Setting
+from underwatt.run.log import follow, read_log
+from underwatt.run.options import State
+
+JOB = """
+import torch
+from underwatt import Job
+
+def data():
+    chance = torch.Generator().manual_seed(1)
+    targets = torch.randint(4, (320,), generator=chance)
+    return torch.randn(320, 8, generator=chance) + 2 * torch.nn.functional.one_hot(targets, 8), targets
+
+def model():
+    return torch.nn.Sequential(torch.nn.Linear(8, 32), torch.nn.ReLU(), torch.nn.Dropout(0.2), torch.nn.Linear(32, 4))
+
+def blobs():
+    return Job(model, data(), target=0.85, batch_sizes=(8, 16), lr=1e-3)
+
+def endless():
+    return Job(model, data(), target=1.01, batch_sizes=(8, 16))
+
+def one_size():
+    return Job(model, data(), target=1.01, batch_sizes=(16,))
+
+def wide():
+    return Job(lambda: torch.nn.Linear(8, 4), data(), target=1.01, batch_sizes=(8,))
+
+def failing():
+    def forward(net, batch):
+        if batch[0].device.type != "meta":
+            raise ValueError("a [layer] is missing")
+        return net(batch[0]), batch[1]
+    return Job(model, data(), target=0.85, batch_sizes=(8,), forward=forward)
+
+def broken():
+    raise ValueError("no such data")
+"""
+NANO = ("-d", "virtual:nano")
+
+
+@pytest.fixture(autouse=True)
+def _in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("UNDERWATT_STORE", raising=False)
+    (tmp_path / "job.py").write_text(JOB)
+
+
+def start(*arguments: str) -> subprocess.Popen[str]:
+    """The command line in a process of its own."""
+    command = [sys.executable, "-m", "underwatt", "run", *arguments]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=os.environ)
+
+
+def wait_for(log: Path, found: Callable[[list[dict[str, Any]]], bool], within_s: float = 60.0) -> None:
+    """Wait until a log says something."""
+    deadline_s = time.monotonic() + within_s
+    while time.monotonic() < deadline_s:
+        if found(follow(log)[0]):
+            return
+        time.sleep(0.05)
+    pytest.fail("it never came to it")
+
+
+def steps(at_least: int) -> Callable[[list[dict[str, Any]]], bool]:
+    return lambda events: any(event.get("steps", 0) >= at_least for event in events)
+
+
+def files(root: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(root)): path.read_bytes() for path in sorted(root.rglob("*")) if path.is_file()}
+
+
+def test_a_job_is_trained_to_its_target_and_again_with_what_is_known(capsys: pytest.CaptureFixture[str]) -> None:
+    command = ["run", "job.py:blobs", *NANO, "--budget", "3W"]
+    assert run(*command, "--json") == 0
+    shown = capsys.readouterr()
+    first = json.loads(shown.out)
+    assert first["outcome"] == "reached"
+    assert first["score"] >= 0.85
+    assert "simulated" in shown.err
+    [folder] = Path("runs").iterdir()
+    assert re.fullmatch(r"blobs-\d{8}-\d{6}", folder.name)
+    log = read_log(folder / "log.jsonl")
+    assert log.start["budget"] == "3W"
+    assert log.start["target"] == 0.85
+    assert log.end is not None
+    assert (log.end["outcome"], log.end["restored"]) == ("reached", True)
+    assert log.energy_over_j(window_s=1.0) <= 0.005 * log.energy_j()
+    assert log.time_over_s(lag_s=1.0) <= 0.01 * log.power.at_s[-1]
+    assert run(*command) == 0
+    assert "reached, score" in capsys.readouterr().out
+    assert len(list(Path("runs").iterdir())) == 2
+    assert run("store", "show", "1", "--json") == 0
+    stored = json.loads(capsys.readouterr().out)["measurements"]
+    assert len(stored) >= len(log.of("measured")) >= 1
+
+
+def test_limit_energy_and_going_on_by_the_newest_folder(capsys: pytest.CaptureFixture[str]) -> None:
+    def ended(*more: str) -> dict[str, Any]:
+        assert run("run", "job.py:endless", *NANO, "--json", *more) == 0
+        found: dict[str, Any] = json.loads(capsys.readouterr().out)
+        return found
+
+    limited = ended("--budget", "3W", "--limit", "800")
+    assert (limited["outcome"], limited["samples"]) == ("limit", 800)
+    spent = ended("--energy", "0.001Wh")
+    assert spent["outcome"] == "energy spent"
+    assert 3.6 <= spent["energy_j"] < 4.6
+    more = ended("--energy", "0.002Wh", "--resume")
+    assert more["outcome"] == "energy spent"
+    assert 7.2 <= more["energy_j"] < 8.2
+    assert more["samples"] > spent["samples"]
+    assert len(list(Path("runs").iterdir())) == 2
+    log = read_log(max(Path("runs").iterdir()) / "log.jsonl")
+    assert len(log.of("resume")) == 1
+    assert log.of("budget")[0]["power_w"] is None
+
+
+def test_a_schedule_is_followed(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("solar.csv").write_text("at_s,power_w\n0,4\n2,3\n")
+    common = ["run", "job.py:one_size", *NANO, "--limit", "8000"]
+    assert run(*common, "--schedule", "solar.csv", "--out", "by-file") == 0
+    log = read_log("by-file/log.jsonl")
+    assert [(round(event["at_s"]), event["power_w"]) for event in log.of("budget")] == [(0, 4.0), (2, 3.0)]
+    assert run(*common, "--limit", "80", "--budget", "08:00-18:00=5W,else=3W", "--out", "by-day") == 0
+    [budget] = read_log("by-day/log.jsonl").of("budget")
+    assert budget["power_w"] == (5.0 if 8 <= time.localtime().tm_hour < 18 else 3.0)
+    capsys.readouterr()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "says"),
+    [
+        (["job.py:blobs"], 2, "No budget was given"),
+        (["job.py:blobs", "--budget", "lots"], 2, "lots"),
+        (["job.py:blobs", "--budget", "0W"], 2, "0"),
+        (["job.py:blobs", "--budget", "-3W"], 2, "-3"),
+        (["job.py:blobs", "--budget", "08:00-18:00=5W"], 2, "else"),
+        (["job.py:blobs", "--budget", "3W", "--schedule", "x.csv"], 2, "both"),
+        (["job.py:blobs", "--schedule", "x.csv"], 2, "x.csv"),
+        (["job.py:blobs", "--energy", "3W"], 2, "wrong unit"),
+        (["job.py:blobs", "--budget", "3W", "-b", "none"], 2, "at least 1"),
+        (["job.py:blobs", "--budget", "3W", "-d", "virtual:none"], 1, "none"),
+        (["job.py:missing", "--budget", "3W"], 1, "missing"),
+        (["job.py:broken", "--budget", "3W"], 1, "no such data"),
+        (["nowhere.py:blobs", "--budget", "3W"], 1, "nowhere.py"),
+        (["job.py", "--budget", "3W"], 2, "Name it: job.py:factory"),
+        (["job.py:blobs", "--budget", "3W", "--resume"], 2, "no run of blobs"),
+        (["job.py:blobs", "--budget", "3W", "--resume", "--out", "none"], 2, "no checkpoint in none"),
+        (["job.py:blobs", "--budget", "3W", "--out", "job.py"], 2, "cannot be made"),
+        (["job.py:blobs", "--budget", "3W", "--store", "job.py"], 1, "not an Underwatt store"),
+        (["--budget", "3W", "-b", "8", "--", "python", "train.py", "{batch_size}"], 2, "cannot run on"),
+        (["--budget", "3W", "--resume", "--", "python", "train.py", "{batch_size}"], 2, "cannot be resumed"),
+    ],
+)
+def test_bad_input_is_one_sentence_and_nothing_is_lost(
+    arguments: list[str], code: int, says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run("run", *NANO, *arguments) == code
+    err = " ".join(capsys.readouterr().err.split())
+    assert says in err
+    assert "Traceback" not in err
+    assert Path("job.py").read_text() == JOB
+    assert not Path("runs").exists()
+
+
+def test_runs_are_not_mixed(capsys: pytest.CaptureFixture[str]) -> None:
+    common = [*NANO, "--budget", "3W", "--out", "here"]
+    assert run("run", "job.py:one_size", *common, "--limit", "16") == 0
+    before = files(Path("here"))
+    assert run("run", "job.py:one_size", *common) == 2
+    assert "There is a run in here already" in capsys.readouterr().err
+    assert run("run", "job.py:wide", *common, "--resume") == 2
+    assert "of another job" in capsys.readouterr().err
+    assert files(Path("here")) == before
+    assert run("run", "job.py:blobs", *NANO, "--budget", "3W", "--out", "done") == 0
+    assert run("run", "job.py:blobs", *NANO, "--budget", "3W", "--out", "done", "--resume") == 2
+    assert "has ended: reached" in capsys.readouterr().err
+
+
+def test_a_job_that_fails_ends_with_1_and_puts_back(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("run", "job.py:failing", *NANO, "--budget", "3W", "--out", "here") == 1
+    err = capsys.readouterr().err
+    assert "ValueError: a [layer] is missing" in err
+    assert "Traceback" not in err
+    end = read_log("here/log.jsonl").end
+    assert end is not None
+    assert (end["outcome"], end["restored"]) == ("failed", True)
+
+
+def test_a_store_that_another_process_holds_is_said(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("underwatt.profile.store_file._BUSY_TIMEOUT_S", 0.2)
+    common = ["run", "job.py:one_size", *NANO, "--budget", "3W", "--limit", "16"]
+    assert run(*common) == 0
+    with sqlite3.connect("underwatt.db") as other:
+        other.execute("BEGIN EXCLUSIVE")
+        assert run(*common) == 1
+        other.rollback()
+    other.close()
+    assert "locked" in capsys.readouterr().err
+    assert len(list(Path("runs").iterdir())) == 1
+
+
+def stop(process: subprocess.Popen[str], number: int) -> str:
+    """Send a signal; what the process then said."""
+    process.send_signal(number)
+    out, err = process.communicate(timeout=20)
+    assert out == ""
+    assert "Traceback" not in err
+    assert "underwatt run … --out here --resume" in " ".join(err.split())
+    return err
+
+
+@pytest.mark.slow
+def test_signals_stop_it_resume_goes_on_and_a_new_budget_is_followed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    log = tmp_path / "here" / "log.jsonl"
+    arguments = ["job.py:one_size", *NANO, "--budget", "3W", "--out", "here"]
+    with start(*arguments) as process:
+        wait_for(log, steps(200))
+        assert run("budget", "4W") == 0
+        wait_for(log, lambda events: any(event.get("why") == "changed" for event in events))
+        stop(process, signal.SIGINT)
+    assert process.returncode == 130
+    record = read_log(log)
+    assert [event["power_w"] for event in record.of("budget")] == [3.0, 4.0]
+    first = record.end
+    assert first is not None
+    assert (first["outcome"], first["restored"]) == ("interrupted", True)
+    assert run("budget", "4W") == 2, "no run is under way"
+    with start(*arguments, "--resume") as process:
+        wait_for(log, steps(int(first["steps"]) + 200))
+        stop(process, signal.SIGTERM)
+    assert process.returncode == 128 + signal.SIGTERM
+    second = read_log(log).end
+    assert second is not None
+    assert (second["outcome"], second["restored"]) == ("interrupted", True)
+    capsys.readouterr()
+    limit = int(second["samples"]) + 1600
+    assert run("run", *arguments, "--resume", "--limit", str(limit), "--json") == 0
+    trained = json.loads(capsys.readouterr().out)
+    assert (trained["outcome"], trained["samples"], trained["steps"]) == ("limit", limit, second["steps"] + 100)
+    assert trained["energy_j"] > second["energy_j"] > first["energy_j"]
+    record = read_log(log)
+    [one, other] = record.of("resume")
+    assert first["at_s"] <= one["at_s"] < second["at_s"] <= other["at_s"] < trained["elapsed_s"]
+    assert len(record.of("start")) == 1
+
+
+@pytest.mark.slow
+def test_kill_9_then_restore_then_resume(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    # The files of a board that nobody moves: its power stays as it is, and time is this machine's.
+    root = tmp_path / "board"
+    SysfsBoard.create(VirtualBoard(BOARDS["orin-nano"]), root)
+    before = files(root)
+    log = tmp_path / "here" / "log.jsonl"
+    arguments = ["job.py:one_size", "-d", f"jetson:{root}", "--budget", "9W", "--out", "here"]
+    with start(*arguments) as process:
+        wait_for(log, steps(300))
+        process.kill()
+        process.communicate(timeout=20)
+    assert files(root) != before, "a mode was set"
+    assert read_log(log).end is None
+    assert run("restore") == 0
+    assert files(root) == before
+    capsys.readouterr()
+    assert run("run", *arguments, "--resume", "--limit", "1600", "--json") == 0
+    assert json.loads(capsys.readouterr().out)["samples"] == 1600
+    assert files(root) == before
+    record = read_log(log)
+    assert len(record.of("resume")) == 1
+    times = [event["at_s"] for event in record.events]
+    assert times == sorted(times)
+
+
+class Watched:
+    """What a display looks at."""
+
+    batch_size, samples, energy_j, elapsed_s = 16, 12_000, 3600.0, 90.0
+
+    def __init__(self, power_w: float = 3.5, budget_w: float = 3.0, left_s: float = 125.0) -> None:
+        self.power_w, self.time_left_s = power_w, left_s
+        self.controller = self
+        self.state, self.budget_w = State.HOLDING, budget_w
+
+
+def show(console: Console, *pilots: Watched) -> None:
+    display = Display(console)
+    setting = Setting(PowerMode(gpu_mhz=460.8), 16)
+    with display:
+        display.listen("measured", {"measurement": Measurement(setting, step_s=0.01, power_w=3.0, steps=5)})
+        display.listen("setting", {"setting": setting, "state": "holding", "why": "the [best] measured"})
+        display.listen("budget", {"power_w": 4.0, "why": "changed"})
+        display.listen("budget", {"power_w": None, "why": "changed"})
+        display.listen("note", {"level": "warning", "text": "a [note]"})
+        display.listen("score", {"value": 0.5, "target": 0.9})
+        for pilot in pilots:
+            display._next = 0.0
+            display.watch(pilot)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_the_display_with_and_without_a_terminal(terminal: bool) -> None:
+    console = Console(file=io.StringIO(), force_terminal=terminal, width=200)
+    show(console, Watched(), Watched(float("nan"), float("inf"), float("inf")))
+    assert isinstance(console.file, io.StringIO)
+    shown = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", console.file.getvalue())
+    for text in ("the [best] measured", "budget 4 W changed", "a [note]", "3.50 W of 3 W  batch 16  12,000 samples"):
+        assert text in shown
+    assert "1 Wh" in shown
+    assert "score 0.5 of 0.9" in shown
+    assert "left" in shown
+    assert "? W  batch 16" in shown
+    assert "nan" not in shown
+    assert "inf" not in shown
+    assert ("\x1b" in console.file.getvalue()) is terminal
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_a_terminal_that_was_closed_ends_no_training(terminal: bool) -> None:
+    class Closed(io.StringIO):
+        def write(self, _: str) -> int:
+            raise OSError(5, "Input/output error")
+
+    show(Console(file=Closed(), force_terminal=terminal), Watched())

@@ -1,0 +1,223 @@
+"""Pauses that hold a mean: against a simulated counter of joules, for steps and devices of all kinds."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from underwatt.device.clock import VirtualClock
+from underwatt.profile.meter import Meter
+from underwatt.records import DeviceInfo, PowerSample
+from underwatt.run.pacer import LONGEST_PAUSE_S, Pacer
+
+
+class Load:
+    """A device that draws what it is told to; with a counter it counts joules, without its reading lags behind."""
+
+    def __init__(self, *, counter: bool, lag_s: float = 0.0) -> None:
+        self.clock = VirtualClock()
+        self.info = DeviceInfo("made up", "made-up load", "load", "load")
+        self.drawn_w, self.energy_j = 0.0, 0.0
+        self._counter, self._lag_s, self._shown_w = counter, lag_s, 0.0
+        self.clock.on_move(self._live)
+
+    def _live(self, seconds: float) -> None:
+        self.energy_j += seconds * self.drawn_w
+        keep = math.exp(-seconds / self._lag_s) if self._lag_s else 0.0
+        self._shown_w = self.drawn_w + (self._shown_w - self.drawn_w) * keep
+
+    def read_power(self) -> PowerSample:
+        return PowerSample(self.clock.now_s(), self._shown_w, self.energy_j if self._counter else None)
+
+
+def hold(
+    load: Load, meter: Meter, pacer: Pacer, step_s: float, busy_w: float, idle_w: float, seconds: float
+) -> tuple[float, list[float]]:
+    """Steps with the pacer's pauses between them; mean watts, and all pauses."""
+    begin_s, begin_j, pauses = load.clock.now_s(), load.energy_j, []
+    while load.clock.now_s() < begin_s + seconds:
+        load.drawn_w = busy_w
+        load.clock.sleep(step_s)
+        load.drawn_w = idle_w
+        pacer.stepped(load.clock.now_s())
+        while (pause_s := pacer.pause_s()) != 0:
+            assert pause_s > 0
+            load.clock.sleep(pause_s)
+            pacer.paused(pause_s, load.clock.now_s())
+            pauses.append(pause_s)
+            assert load.clock.now_s() - begin_s < 10 * seconds, "it never stops pausing"
+    return (load.energy_j - begin_j) / (load.clock.now_s() - begin_s), pauses
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    busy_w=st.floats(5.0, 500.0),
+    idle_share=st.floats(0.05, 0.8),
+    budget_share=st.floats(0.05, 1.3),
+    step_s=st.floats(0.002, 0.8),
+    known=st.booleans(),
+    misjudged=st.floats(0.9, 1.1),
+)
+def test_the_mean_never_exceeds_the_budget(
+    busy_w: float, idle_share: float, budget_share: float, step_s: float, known: bool, misjudged: float
+) -> None:
+    idle_w = idle_share * busy_w
+    budget_w = idle_w + budget_share * (busy_w - idle_w)
+    load = Load(counter=True)
+    with Meter(load) as meter:  # type: ignore[arg-type]
+        pacer = Pacer(meter, idle_w, 0.0)
+        pacer.set_budget(budget_w, idle_w)
+        if known:
+            pacer.expect(misjudged * busy_w)
+        hold(load, meter, pacer, step_s, busy_w, idle_w, 30.0)  # it learns
+        mean_w, pauses = hold(load, meter, pacer, step_s, busy_w, idle_w, 120.0)
+        counted_j = pacer.energy_j
+    assert all(0 < pause_s <= LONGEST_PAUSE_S for pause_s in pauses)
+    if not pacer.can_hold:
+        assert not pauses
+        return
+    assert mean_w <= budget_w * 1.01
+    if known:  # Not much is left unused either, but for what one step and its pause cannot be cut into.
+        assert mean_w >= min(budget_w * 0.97, busy_w * 0.999) - 2 * step_s * busy_w / 120
+    assert counted_j == pytest.approx(load.energy_j, rel=0.05)
+
+
+@settings(max_examples=12, deadline=None)
+@given(lag_s=st.floats(0.3, 1.0), step_s=st.floats(0.02, 0.4), misjudged=st.floats(0.93, 1.07))
+def test_a_sensor_that_lags_and_watts_that_are_known_badly_still_hold_the_mean(
+    lag_s: float, step_s: float, misjudged: float
+) -> None:
+    load = Load(counter=False, lag_s=lag_s)
+    with Meter(load) as meter:  # type: ignore[arg-type]
+        pacer = Pacer(meter, 4.0, 0.0)
+        pacer.set_budget(7.0, 4.0)
+        pacer.expect(10.0 * misjudged, 1.5)
+        hold(load, meter, pacer, step_s, 10.0, 4.0, 30.0)
+        mean_w, _ = hold(load, meter, pacer, step_s, 10.0, 4.0, 120.0)
+    assert mean_w == pytest.approx(7.0, rel=0.015)
+
+
+def made(budget_w: float, *, idle_w: float = 4.0) -> tuple[Load, Meter, Pacer]:
+    load = Load(counter=True)
+    meter = Meter(load)  # type: ignore[arg-type]
+    pacer = Pacer(meter, idle_w, 0.0)
+    pacer.set_budget(budget_w, idle_w)
+    return load, meter, pacer
+
+
+def test_where_the_budget_is_kept_there_is_no_pause() -> None:
+    load, meter, pacer = made(10.0)
+    with meter:
+        assert hold(load, meter, pacer, 0.05, 9.9, 4.0, 20.0)[1] == []
+
+
+def test_without_a_budget_there_is_no_pause() -> None:
+    load, meter, pacer = made(math.inf)
+    with meter:
+        assert hold(load, meter, pacer, 0.05, 500.0, 4.0, 5.0)[1] == []
+        pacer.settled(500.0, forgive=True)
+        pacer.stepped(load.clock.now_s())
+        assert pacer.pause_s() == 0
+        assert pacer.energy_j == pytest.approx(load.energy_j, rel=0.05)
+
+
+def test_what_was_drawn_less_is_no_credit() -> None:
+    load, meter, pacer = made(8.0)
+    with meter:
+        pacer.expect(5.0)
+        hold(load, meter, pacer, 0.1, 5.0, 4.0, 60.0)
+        pacer.expect(12.0)
+        mean_w, _ = hold(load, meter, pacer, 0.1, 12.0, 4.0, 2.0)
+    assert mean_w <= 8.0 * 1.05
+
+
+def test_a_debt_is_paid_back_and_less_of_it_where_it_is_forgiven() -> None:
+    drawn_w = []
+    for forgive in (False, True):
+        load, meter, pacer = made(8.0)
+        with meter:
+            pacer.expect(12.0)
+            load.drawn_w = 12.0
+            load.clock.sleep(2.0)
+            pacer.skip(load.clock.now_s())
+            assert pacer.pause_s() == 0
+            pacer.settled(12.0, forgive=forgive)
+            drawn_w.append(hold(load, meter, pacer, 0.05, 12.0, 4.0, 3.0)[0])
+    assert drawn_w[0] < drawn_w[1] < 8.0
+
+
+def test_what_somebody_else_drew_is_counted_and_no_pause_is_owed_for_its_time() -> None:
+    load, meter, pacer = made(8.0)
+    with meter:
+        pacer.expect(12.0)
+        hold(load, meter, pacer, 0.05, 12.0, 4.0, 10.0)
+        before_j = pacer.energy_j
+        load.drawn_w = 6.0
+        load.clock.sleep(20.0)
+        pacer.absent(load.clock.now_s())
+        pacer.stepped(load.clock.now_s())
+        assert pacer.pause_s() == 0
+        assert pacer.energy_j - before_j == pytest.approx(120.0, rel=0.02)
+
+
+def test_where_waiting_draws_as_much_as_the_budget_nothing_is_gained_by_it() -> None:
+    load, meter, pacer = made(4.05)
+    with meter:
+        assert not pacer.can_hold
+        assert hold(load, meter, pacer, 0.05, 9.0, 4.0, 5.0)[1] == []
+
+
+def test_a_lower_budget_holds_at_once() -> None:
+    load, meter, pacer = made(10.0)
+    with meter:
+        pacer.expect(12.0)
+        hold(load, meter, pacer, 0.05, 12.0, 4.0, 20.0)
+        pacer.set_budget(6.0, 4.0)
+        mean_w, _ = hold(load, meter, pacer, 0.05, 12.0, 4.0, 3.0)
+    assert mean_w <= 6.0 * 1.04
+
+
+def test_a_counter_that_runs_backwards_is_not_believed() -> None:
+    load, meter, pacer = made(8.0)
+    with meter:
+        pacer.expect(12.0)
+        hold(load, meter, pacer, 0.05, 12.0, 4.0, 5.0)
+        load.energy_j -= 1000.0  # the driver was loaded again
+        before_j: Any = pacer.energy_j
+        hold(load, meter, pacer, 0.05, 12.0, 4.0, 5.0)
+    assert pacer.energy_j - before_j == pytest.approx(40.0, rel=0.1)
+
+
+@pytest.mark.parametrize("counter", [True, False])
+@pytest.mark.parametrize("extra_w", [-3.0, 1.0, 3.0])
+def test_what_draws_besides_is_found_out_and_forgotten(counter: bool, extra_w: float) -> None:
+    """Another process, or watts that were measured wrong: the debt alone could not make up for it."""
+    load = Load(counter=counter, lag_s=0.6)
+    with Meter(load) as meter:  # type: ignore[arg-type]
+        pacer = Pacer(meter, 4.0, 0.0)
+        pacer.set_budget(8.0, 4.0)
+        pacer.expect(12.0)
+        hold(load, meter, pacer, 0.05, 12.0 + extra_w, 4.0 + max(0.0, extra_w), 40.0)
+        mean_w, _ = hold(load, meter, pacer, 0.05, 12.0 + extra_w, 4.0 + max(0.0, extra_w), 60.0)
+        assert mean_w == pytest.approx(8.0, rel=0.015)
+        hold(load, meter, pacer, 0.05, 12.0, 4.0, 40.0)
+        mean_w, _ = hold(load, meter, pacer, 0.05, 12.0, 4.0, 60.0)
+        assert mean_w == pytest.approx(8.0, rel=0.015)
+
+
+def test_pauses_for_another_process_end_with_it() -> None:
+    load = Load(counter=False, lag_s=0.6)
+    with Meter(load) as meter:  # type: ignore[arg-type]
+        pacer = Pacer(meter, 4.0, 0.0)
+        pacer.set_budget(8.0, 4.0)
+        pacer.expect(7.8)
+        assert hold(load, meter, pacer, 0.05, 7.8, 4.0, 20.0)[1] == []
+        during_w, pauses = hold(load, meter, pacer, 0.05, 9.3, 5.5, 60.0)
+        assert pauses
+        assert during_w <= 8.0 * 1.02
+        hold(load, meter, pacer, 0.05, 7.8, 4.0, 60.0)
+        assert hold(load, meter, pacer, 0.05, 7.8, 4.0, 20.0)[1] == []
