@@ -2,11 +2,12 @@
 
     python benchmarks/batch_changes.py --json OUT [--seeds N]
 
-All real: two small jobs trained on the CPU (``examples/jobs.py``). Fixed: the batch size that the job's learning rate
-is given for (the largest of its batch sizes up to that). Changing: at random steps, of 5 to 40 steps each, another of
-the job's batch sizes from an eighth of the fixed one up, through ``Training.set_batch_size``; the learning rate
-follows by the job's rule. Both are scored once, after the same number of samples. A Welch t-test says how likely a
-difference like this is by chance of the seeds alone.
+All real: two small jobs trained on the CPU (``examples/jobs.py``). Fixed: 32, in the middle of what changes. Changing:
+after a random 5 to 20 steps each, another of the job's batch sizes from a quarter to four times that, through
+``Training.set_batch_size``, smaller ones more often (by one over the square root), so that both trainings make about as
+many steps of the same samples: what is compared is changing, not the number of steps. In both the learning rate follows
+the job's rule, and both are scored once, at the end. A Welch t-test says how likely a difference like this is by chance
+of the seeds.
 """
 
 from __future__ import annotations
@@ -32,27 +33,22 @@ if TYPE_CHECKING:
     from underwatt.workload.job import Job
 
 SEEDS = 5
-SAMPLES = {"digits_small": 60_000, "char_transformer_small": 16_000}
-SHORTEST, LONGEST = 5, 40  # steps at one batch size
-SMALLEST_SHARE = 8  # the smallest batch size of the changing training is this part of the fixed one
+SAMPLES = {"digits_small": 30_000, "char_transformer_small": 16_000}
+SHORTEST, LONGEST = 5, 20  # steps at one batch size
+FIXED, TIMES = 32, 4  # the changing batch sizes are from a part of the fixed one to a multiple of it
 ALIKE_P = 0.05
-
-
-def fixed_size(job: Job) -> int:
-    return max(size for size in job.batch_sizes if size <= job.lr_batch_size)
 
 
 def train(job: Job, samples: int, seed: int, *, changing: bool) -> tuple[float, int, int]:
     """Score after so many samples, steps it took, and how often the batch size changed."""
-    largest = fixed_size(job)
-    sizes = [size for size in job.batch_sizes if largest // SMALLEST_SHARE <= size <= largest]
+    sizes = [size for size in job.batch_sizes if FIXED / TIMES <= size <= FIXED * TIMES]
     chance = random.Random(1000 + seed)
-    training = Training(job, largest, seed=seed)
+    training = Training(job, FIXED, seed=seed)
     left, changes = 0, 0
     while training.samples < samples:
         if changing and left == 0:
             left = chance.randint(SHORTEST, LONGEST)
-            training.set_batch_size(chance.choice(sizes))
+            training.set_batch_size(chance.choices(sizes, [size**-0.5 for size in sizes])[0])
         before = training.batch_size
         training.step()
         changes += training.batch_size != before
@@ -79,7 +75,7 @@ def compare(name: str, seeds: int) -> dict[str, Any]:
         "job": name,
         "samples": SAMPLES[name],
         "seeds": seeds,
-        "fixed_batch_size": fixed_size(job),
+        "fixed_batch_size": FIXED,
         "fixed": scores[False],
         "changing": scores[True],
         "fixed_mean": statistics.mean(scores[False]),
@@ -114,7 +110,8 @@ def main() -> None:
             f"{row['mean_changes']:.0f} changes {row['changing_mean']:.4f} ± {row['changing_sd']:.4f}, "
             f"difference {row['difference']:+.4f} "
             f"(95%: {row['difference_low']:+.4f} to {row['difference_high']:+.4f}), "
-            f"Welch p = {row['welch_p']:.2f}: {verdict} ({time.perf_counter() - begun_s:.0f} s)"
+            f"Welch p = {row['welch_p']:.2f}: {verdict}; "
+            f"steps {row['fixed_steps']:.0f} and {row['changing_steps']:.0f} ({time.perf_counter() - begun_s:.0f} s)"
         )
     if arguments.json:
         arguments.json.write_text(json.dumps(rows, indent=1), encoding="utf-8")

@@ -7,7 +7,8 @@ here). Real: the networks' counted costs, and samples to target by batch size fr
 (``record_convergence.py``; proxy and target are different data). Methods know convergence through the *proxy* runs; all
 are judged by the target's own runs and the boards' own truth.
 
-baseline   largest batch that fits, GPU clock as high as the budget allows, all else at its highest (given for free)
+baseline   largest batch that fits, GPU clock as high as the budget allows, all else at its highest (given for free):
+           the same function as in `underwatt plan`
 table      the published method: every GPU clock × batch size measured, proxy convergence, smallest T × N that fits
 underwatt  measure as you go over all modes × batch sizes, through the simulated sensor; the choice was measured to fit
 oracle     the best of all settings by the truth
@@ -47,9 +48,9 @@ from underwatt.device.virtual.device import VirtualJetson
 from underwatt.errors import BudgetError, OutOfMemoryError
 from underwatt.physics import Clocks, step_power, step_times
 from underwatt.plan import Budget, Problem, parse_budget, search_setting
+from underwatt.plan.baselines import Table, by_clock_alone, largest_batch
 from underwatt.predict import SettingArray
 from underwatt.profile.measure import measure
-from underwatt.profile.modes import grid_modes
 from underwatt.profile.steady import Settling
 from underwatt.records import ConvergenceRun, Measurement, Setting, WorkloadCost, WorkloadInfo
 from underwatt.workload.cost import count_cost
@@ -142,12 +143,6 @@ def fits(device: VirtualJetson, cost: WorkloadCost, batch_size: int) -> bool:
     return True
 
 
-def paper_grid(world: World, seed: int) -> list[int]:
-    """Rows of the paper's knobs: GPU clock × batch size, all else at its highest."""
-    modes = grid_modes(virtual(world.board, seed).space)
-    return [world.row(Setting(mode, int(size))) for mode in modes for size in np.unique(world.settings.batch_size)]
-
-
 def best_within(world: World, rows: list[int], budget_w: float, score: np.ndarray[Any, Any]) -> int | None:
     within = [row for row in rows if world.power_w[row] <= budget_w]
     return min(within, key=lambda row: float(score[row]), default=None)
@@ -207,14 +202,13 @@ def one_world(world: World, proxy: list[ConvergenceRun]) -> list[dict[str, Any]]
     by_size = mean_samples(proxy, [int(b) for b in np.unique(world.settings.batch_size)])
     true_samples = np.array([world.target_samples[int(b)] for b in world.settings.batch_size])
     proxy_time_s = world.time_s / true_samples * np.array([by_size[int(b)] for b in world.settings.batch_size])
-    grid = paper_grid(world, 0)
-    largest = world.settings.batch_size.max()
-    baseline_rows = [row for row in grid if world.settings.batch_size[row] == largest]
-    drawn_w = world.power_w[baseline_rows]
+    grid = np.flatnonzero(by_clock_alone(world.settings)).tolist()
+    drawn_w = world.power_w[[row for row in grid if world.settings.batch_size[row] == max(by_size)]]
+    known = Table(world.settings, world.time_s, world.time_s / true_samples, world.power_w)
     budgets_w = np.linspace(drawn_w.min(), drawn_w.max(), BUDGETS_PER_CASE + 1)[1:]
     found = []
     for seed, budget_w in enumerate(np.floor(budgets_w * 20) / 20):
-        baseline = best_within(world, baseline_rows, budget_w, world.time_s)
+        baseline = largest_batch(known, budget_w)
         table = best_within(world, grid, budget_w, proxy_time_s)
         oracle = best_within(world, list(range(len(world.settings))), budget_w, world.time_s)
         if baseline is None or table is None or oracle is None:

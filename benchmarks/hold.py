@@ -8,8 +8,12 @@ size from trainings on a real GPU (known to the controller through the proxy's r
 Every run starts with an empty store: what it measures, it measures while it trains. In each, the room warms up by
 15 °C after a third of the time, and another process draws 0.8 W and takes a tenth of the speed for a while.
 
-steps   15 W, 7 W and 12 W, each for a third of the time an oracle would need
-solar   a cloudy day: a half sine from 5 to 15 W with dips to a half, another level every 10 s
+steps   15 W, 7 W and 12 W, each for a third of the time an oracle would need; on boards whose range is another, the same
+        shape within their range
+solar   a cloudy day: a half sine over the board's range with dips to a half, another level every 10 s
+
+The number of samples is scaled so that an oracle under the mean of the levels needs half an hour: only the ratios
+between batch sizes are those of the record.
 
 energy_over_pct   joules drawn above the budget, of all joules: true power and budget, each as a mean over 1 s
 time_over_pct     share of the time more than 2% above it, not counting the sensor's own lag after a load came or went
@@ -106,12 +110,13 @@ class Truth:
         self._rate = np.maximum.accumulate(1 / world.time_s[order])
 
     def rate(self, budget_w: float, temperature_c: float, extra_w: float, slower: float) -> float:
+        """Share of the training a second, at best."""
         left_w = budget_w - extra_w - self._slope * (temperature_c - self._cold_c)
         at = int(np.searchsorted(self._power_w, left_w, side="right"))
         return float(self._rate[at - 1]) / slower if at else 0.0
 
 
-def one(board: str, kind: str, seed: int, world: World, record: dict[str, Any]) -> dict[str, Any]:
+def one(board: str, kind: str, seed: int, world: World, record: dict[str, Any], verbose: bool) -> dict[str, Any]:
     device = virtual(board, seed)
     truth = Truth(world, device.board)
     horizon_s = MINUTES * 60.0
@@ -126,7 +131,6 @@ def one(board: str, kind: str, seed: int, world: World, record: dict[str, Any]) 
     with Session(device) as session:
         idle_w = measure_idle(device)
         begun_s = device.clock.now_s()
-        began_j = device.board.energy_j
         meter = Meter(device)
         with meter:
 
@@ -139,21 +143,12 @@ def one(board: str, kind: str, seed: int, world: World, record: dict[str, Any]) 
             timer = device.clock.every(TICK_S, tick)
             problem = Problem.of(world.settings, budget, curve, idle_w=idle_w)
             live = LiveBudget(budget, schedule)
-            events: list[tuple[float, str, Any]] = []
+            events: list[str] = []
 
-            def tell(k: str, f: dict[str, Any]) -> None:
-                events.append((device.clock.now_s() - begun_s, k, f))
-                if DUMP:
-                    t = device.clock.now_s() - begun_s
-                    if k == "measured":
-                        m = f["measurement"]
-                        print(
-                            f"{t:8.1f} measured {m.setting} step {m.step_s:.3f} power {m.power_w:.2f}±{m.power_w_ci95:.2f} cost {m.cost_s:.1f}"
-                        )
-                    elif k == "setting":
-                        print(f"{t:8.1f} {f['state']} {f['setting']} : {f['why']}")
-                    else:
-                        print(f"{t:8.1f} {k} {f}")
+            def tell(what: str, fields: dict[str, Any]) -> None:
+                events.append(what)
+                if verbose:
+                    print(f"{device.clock.now_s() - begun_s:8.1f} {what} {fields}")
 
             controller = Controller(session, meter, problem, live, begun_s=begun_s, tell=tell)
             wall = time.process_time()
@@ -180,22 +175,17 @@ def one(board: str, kind: str, seed: int, world: World, record: dict[str, Any]) 
         i += 1
     oracle_s = i * TICK_S
     figures = judge(at_s, energy_j, schedule, weather)
-    settings = [f for _, k, f in events if k == "setting"]
-    row = {
+    return {
         "case": f"{board} {kind} {seed}",
         **figures,
         "time_over_oracle": (took_s + thought_s) / oracle_s,
         "took_s": took_s,
         "oracle_s": oracle_s,
         "planning_s": thought_s,
-        "measured": sum(k == "measured" for _, k, _ in events),
-        "changes": len(settings),
+        "measured": events.count("measured"),
+        "changes": events.count("setting"),
         "paused_pct": 100 * controller.pause_share,
     }
-    return row
-
-
-DUMP = False
 
 
 def judge(at_s: Any, energy_j: Any, schedule: Schedule, weather: Weather) -> dict[str, float]:
@@ -214,9 +204,6 @@ def judge(at_s: Any, energy_j: Any, schedule: Schedule, weather: Weather) -> dic
     for moment in came_s:
         excused |= (end_s >= moment) & (end_s < moment + weather.lag_s)
     clear = (over_w > TOLERANCE * allowed_w) & ~excused
-    if DUMP:
-        for t in end_s[clear][::5]:
-            print("OVER", round(t, 1), round(float(over_w[np.searchsorted(end_s, t)]), 2))
     return {
         "energy_over_pct": 100 * float(np.maximum(over_w, 0).sum() * TICK_S / total_j),
         "time_over_pct": 100 * float(clear.mean()),
@@ -224,14 +211,12 @@ def judge(at_s: Any, energy_j: Any, schedule: Schedule, weather: Weather) -> dic
 
 
 def main() -> None:
-    global DUMP
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--json", type=Path)
     parser.add_argument("--cases", default="")
     parser.add_argument("--seeds", type=int, default=1)
-    parser.add_argument("--dump", action="store_true")
+    parser.add_argument("--verbose", action="store_true")
     arguments = parser.parse_args()
-    DUMP = arguments.dump
     record = json.loads(RECORD.read_text(encoding="utf-8"))
     cost = costs()[MODEL]
     rows = []
@@ -241,7 +226,7 @@ def main() -> None:
             if arguments.cases and f"{board}:{kind}" not in arguments.cases.split(","):
                 continue
             for seed in range(arguments.seeds):
-                rows.append(one(board, kind, seed, world, record))
+                rows.append(one(board, kind, seed, world, record, arguments.verbose))
                 print(json.dumps(rows[-1]), flush=True)
     if arguments.json:
         arguments.json.write_text(json.dumps(rows, indent=2), encoding="utf-8")

@@ -62,7 +62,8 @@ class PowerMode:
             "mem_mhz": "memory {:g} MHz",
             "power_limit_w": "limit {:g} W",
         }
-        return ", ".join(parts[name].format(value) for name, value in self.knobs().items()) or "as it is"
+        said = ", ".join(parts[name].format(value) for name, value in self.knobs().items()) or "as it is"
+        return said.replace("1 cores", "1 core") if self.cpu_cores == 1 else said
 
 
 KNOBS: tuple[str, ...] = tuple(f.name for f in fields(PowerMode))

@@ -1,18 +1,21 @@
 from __future__ import annotations
 
+import io
 import math
 import re
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
 import torch
+from rich.console import Console
 from test_cli_devices import run
 
 from underwatt.cli import demo_job
-from underwatt.cli.demo_board import Joules, budgets_w
+from underwatt.cli.demo_board import Bench, Joules, budgets_w
 from underwatt.cli.demo_job import RESNET18, digits
-from underwatt.cli.demo_rivals import Choice, passed
+from underwatt.cli.demo_rivals import Choice, Rivals, passed
+from underwatt.cli.demo_show import Story, say_results
 from underwatt.device.registry import open_device
 from underwatt.device.virtual.device import VirtualJetson
 from underwatt.plan.schedule import Schedule
@@ -68,6 +71,22 @@ def test_no_image_is_in_two_parts_of_the_data() -> None:
     images = torch.cat([images for images, _ in parts])
     assert len(images) == 1797
     assert len(torch.unique(images, dim=0)) == len(images)
+
+
+def test_a_baseline_that_cannot_keep_the_budget_is_no_row_of_figures() -> None:
+    bench = Bench("orin-nano", digits(), None, None, None, Path())  # type: ignore[arg-type]
+    rivals = Rivals(bench, dict.fromkeys(demo_job.BATCH_SIZES, 1e4))
+    tight_w = 11.5  # below what the highest CPU and memory clocks draw at the lowest GPU clock
+    assert rivals.baseline(tight_w) is None
+    assert rivals.best(tight_w).power_w <= tight_w
+    schedule = Schedule.of([(0.0, tight_w), (30.0, 17.5)])
+    assert rivals.train_baseline(schedule) is None
+    ours = replace(rivals.oracle(schedule), score=0.9, record=Joules(bench.device()).under(schedule))
+    out = Console(file=io.StringIO(), width=200)
+    say_results(out, [Story(schedule, None, ours, ours)])
+    said = out.file.getvalue()  # type: ignore[attr-defined]
+    assert "cannot keep it" in said
+    assert "×" not in said
 
 
 def test_budgets_lie_within_what_was_measured() -> None:

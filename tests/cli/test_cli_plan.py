@@ -67,7 +67,7 @@ def test_convergence_moves_the_choice_of_batch_size(
 def test_a_person_sees_the_choice_and_what_others_take(profiled: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert run("plan", "--budget", "4W") == 0
     out = " ".join(capsys.readouterr().out.split())
-    for text in ("budget 4 W", "soonest", "vendor's", "largest batch", "thriftier neighbour", "predicted"):
+    for text in ("budget 4 W", "soonest", "vendor's", "largest batch", "thriftier neighbour", "predicted", "over?"):
         assert text in out
     assert run("plan", "--energy", "50Wh") == 2
     assert "underwatt converge" in capsys.readouterr().err

@@ -8,6 +8,7 @@ from underwatt.errors import InputError
 from underwatt.plan import baselines
 from underwatt.plan.budget import Budget
 from underwatt.plan.problem import Outlook
+from underwatt.predict import SettingArray
 from underwatt.records import PowerMode, Prediction
 
 PROBLEM = world.problem(Budget(power_w=7.0))
@@ -29,12 +30,24 @@ def test_largest_batch_takes_the_highest_gpu_clock_that_fits_with_all_else_at_it
     assert all(world.truth(world.at(max(world.CPU_MHZ), gpu, 64)).power_w > 7.0 for gpu in higher)
 
 
-def test_where_all_else_at_its_highest_does_not_fit_it_is_lowered() -> None:
+def test_all_else_is_never_lowered_where_it_does_not_fit_at_its_highest() -> None:
     fits = PROBLEM.candidates.column("cpu_mhz") < 2000.0
     table = baselines.Table(TABLE.settings, TABLE.time_s, TABLE.sample_s, np.where(fits, TABLE.drawn_w, 50.0))
-    chosen = _setting(baselines.largest_batch(table, 7.0))
-    assert chosen.batch_size == 64
-    assert chosen.mode.cpu_mhz < 2000.0
+    assert baselines.largest_batch(table, 7.0) is None
+    assert baselines.default_batch(table, 7.0) is None
+    small_fits = fits | (PROBLEM.candidates.batch_size == 8)
+    table = baselines.Table(TABLE.settings, TABLE.time_s, TABLE.sample_s, np.where(small_fits, TABLE.drawn_w, 50.0))
+    for rule in (baselines.largest_batch, baselines.default_batch):
+        chosen = _setting(rule(table, 7.0))
+        assert (chosen.batch_size, chosen.mode.cpu_mhz) == (8, 2000.0)
+
+
+def test_the_published_settings_are_every_clock_with_all_else_at_its_highest() -> None:
+    rows = np.flatnonzero(baselines.by_clock_alone(PROBLEM.candidates))
+    found = {PROBLEM.candidates[int(row)] for row in rows}
+    assert found == {world.at(max(world.CPU_MHZ), gpu, b) for gpu in world.GPU_MHZ for b in world.BATCH_SIZES}
+    bare = SettingArray.product((), np.empty((1, 0)), [8, 16])
+    assert baselines.by_clock_alone(bare).tolist() == [True, True]
 
 
 def test_largest_batch_falls_back_to_a_smaller_one_where_it_fits_at_no_clock() -> None:

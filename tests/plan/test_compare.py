@@ -11,7 +11,7 @@ import pytest
 from underwatt.errors import InputError
 from underwatt.plan import Goal, choose_published, choose_setting
 from underwatt.plan.budget import Budget, Watts
-from underwatt.plan.compare import Alternative, Truth, as_alternative, compare
+from underwatt.plan.compare import LARGEST, MIDDLE, Alternative, Truth, as_alternative, cannot_keep, compare, joined
 from underwatt.records import Measurement, PowerMode, Prediction, Status, to_json
 
 BUDGET = Budget(power_w=7.0)
@@ -167,7 +167,40 @@ def test_rules_do_not_pause_and_the_oracle_may() -> None:
 def test_neighbours_take_the_same_form() -> None:
     plan = choose_setting(world.problem(BUDGET), predicted())
     assert plan.faster is not None
-    item = as_alternative("faster neighbour", plan.faster)
+    item = as_alternative("faster neighbour", plan.faster, BUDGET)
     assert item.fits in ("risky", "over")
     assert item.known == "predicted"
-    assert as_alternative("choice", plan.chosen).fits == "yes"
+    assert as_alternative("choice", plan.chosen, BUDGET).fits == "yes"
+
+
+def test_a_baseline_that_cannot_keep_the_budget_is_said_and_not_a_row() -> None:
+    assert cannot_keep(compare(world.problem(BUDGET), predicted(), ())) == ""
+    highest = [m.power_w for m in EVERYTHING if m.setting.mode.cpu_mhz == max(world.CPU_MHZ)]
+    tight = world.problem(Budget(power_w=min(highest) - 0.01))
+    found = compare(tight, predicted(), ())
+    assert "most samples/s" in by_name(found)
+    assert not {LARGEST, MIDDLE} & set(by_name(found))
+    assert LARGEST in cannot_keep(found)
+    assert MIDDLE in cannot_keep(found)
+
+
+def test_rules_that_choose_the_same_are_one_row_but_the_truth_stays_apart() -> None:
+    first = compare(world.problem(BUDGET), predicted(), ())[0]
+    again, true = replace(first, name="again"), replace(first, name="oracle", known="truth")
+    other = replace(first, name="other", setting=world.at(500.0, 200.0, 8))
+    assert [item.name for item in joined([first, other, again, true])] == [f"{LARGEST}; again", "other", "oracle"]
+
+
+def test_a_measured_mean_below_the_budget_is_not_over_only_because_its_interval_ends_above() -> None:
+    truth = world.truth(world.at(2000.0, 1200.0, 16))
+    measured = replace(truth, power_w=6.94, power_w_ci95=0.1)
+    problem = world.problem(BUDGET)
+    assert by_name(compare(problem, predicted(), [measured]))["maximum mode"].fits == "risky"
+    surely = replace(measured, power_w=7.06)
+    assert by_name(compare(problem, predicted(), [surely]))["maximum mode"].fits == "over"
+    [seen] = [e for e in choose_setting(problem, predicted(), measurements=[measured]).front if e.measured]
+    assert seen.chance_over > 0.99
+    assert as_alternative("neighbour", seen, BUDGET).fits == "risky"
+    assert as_alternative("neighbour", seen, Budget(power_w=7.0, energy_j=1.0)).fits == "over"
+    peak = Budget(power_w=7.0, watts=Watts.PEAK)
+    assert as_alternative("neighbour", seen, peak).fits == "over"

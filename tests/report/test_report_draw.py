@@ -63,6 +63,17 @@ def test_labels_do_not_lie_on_each_other_where_there_is_room() -> None:
             assert wide <= 0 or high <= 0
 
 
+def test_labels_keep_off_the_line_of_the_budget_and_the_first_stays_at_its_point() -> None:
+    crowd = [(0.5 + 0.01 * x, 0.5 + 0.02 * y) for x in range(-4, 5) for y in range(-4, 5)]
+    texts = ["choice", "maximum mode"]
+    points = [(0.5, 0.5), (0.62, 0.5)]
+    close, far = place_labels(points, texts, crowd, uprights=[0.6], close=1)
+    assert 0.0 in (close.x_shift, close.y_shift)
+    assert far.anchor == "left"  # to the right of the line, which is left of the point
+    [left] = place_labels([(0.58, 0.5)], ["maximum mode"], uprights=[0.6])
+    assert left.anchor == "right"
+
+
 def test_a_label_at_the_edge_stays_inside() -> None:
     [place] = place_labels([(0.99, 0.5)], ["a rather long name"])
     assert place.anchor == "right"

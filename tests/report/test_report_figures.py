@@ -12,11 +12,12 @@ import pytest
 import report_world as world
 
 from underwatt.plan import parse_budget
-from underwatt.records import to_json
+from underwatt.records import Setting, to_json
 from underwatt.report.build import build_report, decided_by
 from underwatt.report.checking import parity_figure
 from underwatt.report.figures import Report
 from underwatt.report.running import energy_figures, setting_of, trace_figure
+from underwatt.report.sources import budget_of
 from underwatt.run.log import read_log
 from underwatt.run.log_read import RunRecord
 
@@ -115,7 +116,8 @@ def test_the_trace_keeps_its_excess_and_follows_the_budget(whole: Report, record
     assert trace.over_power_w == (7.25,)
     assert trace.readings_over == 1
     assert trace.budget_w == (6.0, 5.0)
-    assert trace.time_over_s == record.time_over_s()
+    assert trace.time_over_s == record.time_over_s(lag_s=2.0)
+    assert "the 2 s after a change of setting or budget are left out" in trace.message
     assert [change.kind for change in trace.changes] == [
         "budget",
         "searching",
@@ -153,6 +155,18 @@ def test_energy_is_not_counted_while_a_run_was_stopped(tmp_path: Path) -> None:
     )
 
 
+def test_the_lag_of_the_sensor_after_a_change_is_no_excess(record: RunRecord) -> None:
+    at_s, power_w = record.power.at_s, np.array(record.power.power_w)
+    power_w[(at_s > 300.0) & (at_s < 301.5)] = 5.9  # the budget fell to 5 W at 300 s
+    lagging = replace(record, power=replace(record.power, power_w=power_w))
+    quiet, told = trace_figure(record), trace_figure(lagging)
+    assert quiet is not None
+    assert told is not None
+    assert lagging.time_over_s() > record.time_over_s() + 1
+    assert told.time_over_s == quiet.time_over_s
+    assert told.readings_over > quiet.readings_over  # no single reading is hidden
+
+
 def test_what_a_run_decided_is_shown_as_its_choice(record: RunRecord) -> None:
     decided = setting_of(record.of("setting")[1]["setting"])
     plan = {"kind": "plan", "at_s": 20.0, "chosen": to_json(decided), "expected": {}, "reason": "it was measured."}
@@ -163,6 +177,54 @@ def test_what_a_run_decided_is_shown_as_its_choice(record: RunRecord) -> None:
     assert report.front.chosen.setting == decided
     assert report.decision.reason == "it was measured."
     assert decided_by(told, parse_budget("4W")) is None  # the run decided for 6 W
+    fallback = world.report(record=record).front
+    assert fallback is not None
+    same = {**plan, "chosen": to_json(fallback.chosen.setting)}
+    agreed = world.report(record=replace(record, events=(*record.events, same)))
+    assert agreed.decision is not None
+    assert agreed.decision.reason == "it was measured."
+
+
+def test_the_budget_of_a_run_is_the_one_it_last_decided_under(record: RunRecord) -> None:
+    assert budget_of(record) == parse_budget("6W")
+    plans = [{"kind": "plan", "at_s": at_s, "chosen": {}, "expected": {}, "reason": ""} for at_s in (20.0, 310.0)]
+    assert budget_of(replace(record, events=(*record.events, plans[0]))) == parse_budget("6W")
+    assert budget_of(replace(record, events=(*record.events, *plans))) == parse_budget("5W")
+
+
+def test_pauses_count_where_the_run_knew_what_they_draw(record: RunRecord) -> None:
+    most = Setting(world.candidates()[len(world.candidates()) - 1].mode, 4)  # short steps, or the mean would swing
+    plan = {"kind": "plan", "at_s": 20.0, "chosen": to_json(most), "expected": {}, "reason": "with pauses."}
+    start = {**record.start, "idle_w": 1.5}
+    report = world.report(record=replace(record, events=(start, *record.events[1:], plan)))
+    alone = world.report(record=replace(record, events=(*record.events, plan)))
+    assert report.front is not None
+    assert alone.front is not None
+    assert report.decision is not None
+    assert "held to 6 W mean by pauses (" in report.decision.sentence
+    assert report.front.chosen.power_w.expected == pytest.approx(6.0)
+    assert report.front.chosen.time_s.expected > 1.05 * alone.front.chosen.time_s.expected
+    assert all(point.power_w <= 6 * (1 + 1e-9) for point in report.front.measured if point.fits)
+
+
+def test_the_same_setting_is_one_point_with_all_its_names(whole: Report) -> None:
+    assert whole.front is not None
+    settings = [other.choice.setting for other in whole.front.others]
+    assert len(settings) == len(set(settings))
+    one = world.report(budget=parse_budget("40W")).front  # nothing is bounded: the rules agree more
+    assert one is not None
+    shared = [other for other in one.others if "; " in other.choice.name]
+    assert shared
+    assert all(other.label.endswith(f"(+{other.choice.name.count('; ')})") for other in shared)
+
+
+def test_the_published_baseline_alone_gives_the_speed_up() -> None:
+    report = world.report(budget=parse_budget("2.5W"))
+    assert report.front is not None
+    assert report.decision is not None
+    assert "No setting for largest batch, highest clock" in report.front.message
+    assert "as long" not in report.decision.sentence
+    assert [figure.name for figure in report.decision.key_figures].count("Speed-up") == 0
 
 
 def test_a_choice_that_draws_more_than_the_budget_is_not_said_to_be_within_it(record: RunRecord) -> None:

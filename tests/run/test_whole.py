@@ -198,9 +198,6 @@ def test_a_budget_between_idling_at_high_and_at_low_clocks_is_held(tmp_path: Pat
 
 
 @pytest.mark.slow
-@pytest.mark.xfail(
-    raises=pytest.fail.Exception, strict=True, reason="Controller: trains on above a budget that no setting keeps"
-)
 def test_a_budget_that_nothing_keeps_is_an_error_that_names_the_smallest(tmp_path: Path) -> None:
     live = LiveBudget(Budget(power_w=0.5))
     with at_most(20.0), pytest.raises(BudgetError, match=r"\d W"):

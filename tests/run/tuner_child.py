@@ -12,7 +12,7 @@ from underwatt.run.tuner import tune
 
 def main() -> None:
     root, folder = Path(sys.argv[1]), Path(sys.argv[2])
-    with tune(device=JetsonDevice(root), budget_w=9, batch_sizes=(8, 16), folder=folder, name="child") as tuner:
+    with tune(device=JetsonDevice(root), budget_w=15, batch_sizes=(8, 16), folder=folder, name="child") as tuner:
         print("training", flush=True)
         while True:
             tuner.starts(tuner.batch_size)

@@ -75,10 +75,10 @@ def demo(
     finally:
         torch.set_num_threads(threads)
     _out.print(
-        "[dim]Baseline: the largest batch that fits, at the highest clock that fits the budget, which it is told for "
-        "free. Oracle: the best setting at each moment by the simulation's truth and by what each batch size turned "
-        "out to need on the real data; it is computed, not trained. Over: the share of the joules above "
-        "the budget, by true power as means over 1 s, and for how long these were more than 2% above it.[/]"
+        "[dim]Baseline: the largest batch at the highest GPU clock that fits the budget, all else at its highest, "
+        "which it is told for free. Oracle: the best setting at each moment by the simulation's truth and by what each "
+        "batch size turned out to need on the real data; it is computed, not trained. Over: the share of the joules "
+        "above the budget, by true power as means over 1 s, and for how long these were more than 2% above it.[/]"
     )
     _out.print(f"Everything is kept in {escape(str(folder))}. [dim]{time.perf_counter() - started_s:.0f} s.[/]")
 

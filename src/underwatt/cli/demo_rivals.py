@@ -57,27 +57,34 @@ class Rivals:
         needed = np.array([samples[int(size)] for size in sizes])
         self._table = Table(self._candidates, sample_s * needed, sample_s, truth.power_w)
 
-    def baseline(self, budget_w: float) -> Choice:
-        """The largest batch at the highest clock that fits."""
-        return self._choice(largest_batch(self._table, budget_w), budget_w)
+    def baseline(self, budget_w: float) -> Choice | None:
+        """The largest batch at the highest clock that fits, all else at its highest; none where nothing fits so."""
+        row = largest_batch(self._table, budget_w)
+        return None if row is None else self._choice(row)
 
     def best(self, budget_w: float) -> Choice:
         """The soonest of all that fit."""
-        return self._choice(oracle(self._table, budget_w), budget_w)
-
-    def _choice(self, row: int | None, budget_w: float) -> Choice:
+        row = oracle(self._table, budget_w)
         if row is None:
             raise BudgetError(f"Nothing keeps {budget_w:g} W on this board.")
+        return self._choice(row)
+
+    def _choice(self, row: int) -> Choice:
         table = self._table
         return Choice(
             self._candidates[row], float(table.time_s[row]), float(table.drawn_w[row]), float(self._step_s[row])
         )
 
-    def train_baseline(self, schedule: Schedule) -> Result:
-        """The baseline under a budget that changes: it knows what fits, and changes the clock just in time."""
+    def train_baseline(self, schedule: Schedule) -> Result | None:
+        """The baseline under a budget that changes: it knows what fits, and changes the clock just in time.
+
+        Nothing is trained where it cannot keep one of the levels.
+        """
+        chosen = {watts: choice for watts in schedule.levels_w if (choice := self.baseline(watts)) is not None}
+        if len(chosen) < len(set(schedule.levels_w)):
+            return None
         device, job = self._bench.device(), self._bench.job
         found = dict(device.snapshot())
-        chosen = {watts: self.baseline(watts) for watts in schedule.levels_w}
         longest_s = max(choice.step_s for choice in chosen.values())
         training = Training(job, chosen[schedule.power_w(0.0)].setting.batch_size)
         score, evaluated, now = 0.0, 0, None

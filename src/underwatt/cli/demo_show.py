@@ -27,18 +27,19 @@ class Story:
     """Three ways to train under the same budget."""
 
     schedule: Schedule
-    baseline: Result
+    baseline: Result | None  # none where it cannot keep the budget
     ours: Result
     oracle: Result
 
 
-def say_plan(out: Console, budget_w: float, plan: SearchResult, baseline: Choice) -> None:
+def say_plan(out: Console, budget_w: float, plan: SearchResult, baseline: Choice | None) -> None:
     """The choice for a budget, beside the baseline's."""
     best = plan.best
+    beside = "cannot keep it" if baseline is None else f"takes {baseline.setting}"
     out.print(
         f"[bold]Plan[/] for {budget_w:g} W, with {len(plan.measurements)} more settings measured: "
         f"[green]{best.measurement.setting}[/]; {best.measurement.power_w:.2f} W measured, "
-        f"about {duration(best.time_s)} to the target. [dim]The baseline takes {baseline.setting}.[/]"
+        f"about {duration(best.time_s)} to the target. [dim]The baseline {beside}.[/]"
     )
 
 
@@ -74,15 +75,17 @@ def say_results(out: Console, stories: Sequence[Story]) -> None:
     for at in (0, 1):
         table.columns[at].justify = "left"
     for story in stories:
-        rows = (("baseline", story.baseline), ("Underwatt", story.ours), ("oracle", story.oracle))
-        for name, row in rows:
-            watts = " → ".join(f"{level_w:g}" for level_w in story.schedule.levels_w) + " W"
-            style = "bold" if row is story.ours else ""
-            table.add_row(watts if name == "baseline" else "", name, *_figures(row, story.baseline), style=style)
+        watts = " → ".join(f"{level_w:g}" for level_w in story.schedule.levels_w) + " W"
+        if story.baseline is None:
+            table.add_row(watts, "baseline", "cannot keep it")
+        else:
+            table.add_row(watts, "baseline", *_figures(story.baseline, story.baseline))
+        table.add_row("", "Underwatt", *_figures(story.ours, story.baseline), style="bold")
+        table.add_row("", "oracle", *_figures(story.oracle, story.baseline))
     out.print()
     out.print(table)
     held = all(_over(story.ours)[1] == 0 for story in stories)
-    restored = all(story.ours.restored and story.baseline.restored for story in stories)
+    restored = all(row.restored for story in stories for row in (story.ours, story.baseline) if row is not None)
     computing_s = " and ".join(f"{story.ours.computing_s:.1f}" for story in stories)
     out.print(
         f"Budget held: {'[green]yes[/]' if held else '[yellow]not at every moment, see over[/]'}. "
@@ -92,14 +95,14 @@ def say_results(out: Console, stories: Sequence[Story]) -> None:
     )
 
 
-def _figures(row: Result, baseline: Result) -> tuple[str, ...]:
+def _figures(row: Result, baseline: Result | None) -> tuple[str, ...]:
     accuracy = over = over_for = ""
     if row.score is not None:
         accuracy = f"{row.score:.1%}{'' if row.reached else ', target not reached'}"
     if row.record is not None:
         share, seconds = _over(row)
         over, over_for = f"{share:.2%}", f"{seconds:.1f} s" if seconds else ""
-    faster = f"{baseline.time_s / row.time_s:.2f}×"
+    faster = "" if baseline is None else f"{baseline.time_s / row.time_s:.2f}×"
     return f"{row.time_s:,.1f} s", faster, f"{row.power_w:.2f}", f"{row.energy_j:,.0f}", accuracy, over, over_for
 
 

@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from underwatt.cli.format import KNOB_HEADINGS, duration, plain_table
-from underwatt.plan.compare import as_alternative
+from underwatt.plan.compare import as_alternative, cannot_keep, joined
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
     from underwatt.plan import Plan
     from underwatt.plan.compare import Alternative
+
+VERDICTS = {"yes": "", "risky": "[yellow]over?[/]", "over": "[red]over[/]"}
 
 _out = Console()
 
@@ -38,9 +40,14 @@ def show_plan(title: str, plan: Plan, others: Sequence[Alternative], *, risk: fl
     )
     _out.print(f"  {escape(plan.reason)}\n", soft_wrap=True)
     near = (("faster neighbour", plan.faster), ("thriftier neighbour", plan.thriftier))
-    neighbours = [as_alternative(name, expected, risk) for name, expected in near if expected is not None]
-    _out.print(_table(plan, [*neighbours, *others], per_sample=per_sample))
+    neighbours = [as_alternative(name, expected, plan.budget, risk) for name, expected in near if expected is not None]
+    rows = joined([*neighbours, *others])
+    _out.print(_table(plan, rows, per_sample=per_sample))
+    if lacking := cannot_keep(others):
+        _out.print(lacking, soft_wrap=True)
     _out.print("[dim]* measured, the others predicted. Vendor's and maximum mode: with the middle batch size.[/]")
+    if any(row.fits == "risky" for row in rows):
+        _out.print("[dim]over? may exceed the budget: what is expected keeps it, the end of its interval does not.[/]")
     if any(other.known == "truth" for other in others):
         _out.print("[dim]The oracle knows what only a simulation or a recorded table can tell; nothing else does.[/]")
     if not best.measured:
@@ -61,7 +68,7 @@ def _table(plan: Plan, others: Sequence[Alternative], *, per_sample: bool) -> Ta
             _took(other.time_s, per_sample),
             f"{ratio:.2f}×" if math.isfinite(ratio) else "",
             f"{other.power_w:.2f}{'*' if other.known == 'measured' else ' '}",
-            "" if other.fits == "yes" else f"[red]{other.fits}[/]",
+            VERDICTS[other.fits],
             str(other.setting.batch_size),
             *(f"{mode[knob]:g}" for knob in knobs),
         )

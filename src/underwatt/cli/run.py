@@ -141,7 +141,7 @@ def _run_job(spec: str, here: Device, live: LiveBudget, kept: Store, display: Di
         watch=display.watch,
     )
     simulated = " Time and watts are simulated; the training is real." if here.info.simulated else ""
-    what = f"{info.name} on {here.info.name}, budget {live.schedule or live.budget}, target {loaded.target:g}."
+    what = f"{info.name} on {here.info.name}, budget {live}, target {loaded.target:g}."
     _log.print(
         f"{escape(what)}{simulated} [dim]Folder: {escape(str(folder))}[/]",
         soft_wrap=True,

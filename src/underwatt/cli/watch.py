@@ -11,8 +11,7 @@ import typer
 from rich.console import Console
 
 from underwatt._imports import require
-from underwatt.errors import InputError
-from underwatt.run.inbox import running_runs
+from underwatt.run.inbox import run_folder
 
 app = typer.Typer()
 _log = Console(stderr=True, highlight=False)
@@ -36,7 +35,7 @@ def watch(
         require(module, extra="watch")
     from underwatt.report.live.server import LiveServer
 
-    folder = _folder(run)
+    folder = run_folder(run)
     server = LiveServer(folder, port)
     if as_json:
         typer.echo(json.dumps({"url": server.url, "port": server.port, "token": server.token, "run": str(folder)}))
@@ -50,17 +49,3 @@ def watch(
     with contextlib.suppress(OSError):
         os.nice(10)  # the training comes first
     server.run()
-
-
-def _folder(named: Path | None) -> Path:
-    if named is not None:
-        if not (named / "log.jsonl").is_file():
-            raise InputError(f"There is no run in {named}.", hint="Name the folder that holds its log.jsonl.")
-        return named.absolute()
-    found = running_runs()
-    if not found:
-        raise InputError("No run is under way.", hint="Start one with `underwatt run`, or name a folder with --run.")
-    if len(found) > 1:
-        listed = ", ".join(f"{one.folder} ({one.job})" for one in found)
-        raise InputError(f"{len(found)} runs are under way.", hint=f"Choose one with --run: {listed}.")
-    return found[0].folder

@@ -78,7 +78,7 @@ def train_to_target(
     """
     devices = list(range(torch.cuda.device_count()))
     # Who calls this keeps their own random numbers.
-    with job_faults(batch_size), torch.random.fork_rng(devices):
+    with job_faults(batch_size, f", seed {seed}"), torch.random.fork_rng(devices):
         torch.manual_seed(seed)
         return _train(job, batch_size, seed, effort, hopeless_samples, on_score)
 

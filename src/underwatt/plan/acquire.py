@@ -26,22 +26,23 @@ FURTHEST = 30.0
 SHORTLIST = 4096
 
 
-def expected_gain(problem: Problem, outlook: Outlook, best_log_score: float) -> Floats:
+def expected_gain(problem: Problem, outlook: Outlook, best_log_score: float, caution: float = 1.0) -> Floats:
     """By how much (in log units) measuring each candidate is expected to improve on the best one that fits.
 
-    Constrained expected improvement: what is gained if it reads better than the best, times its chance to fit.
+    Constrained expected improvement: what is gained if it reads better than the best, times its chance to fit. A
+    ``caution`` above 1 shuns candidates that may not fit, for searches during which the budget must hold.
     """
     score, std = outlook.log_score(problem.goal)
     lead = np.maximum((best_log_score - score) / std, -FURTHEST)  # a target that is never reached is infinitely far
     gain = std * (lead * normal_cdf(lead) + np.exp(-0.5 * lead**2) / math.sqrt(2 * math.pi))
-    return np.asarray(np.maximum(gain, 0.0) * outlook.chance_to_fit(problem.budget))
+    return np.asarray(np.maximum(gain, 0.0) * outlook.chance_to_fit(problem.budget) ** caution)
 
 
-def safest_fast(problem: Problem, outlook: Outlook, open_rows: NDArray[np.bool_]) -> int:
+def safest_fast(problem: Problem, outlook: Outlook, open_rows: NDArray[np.bool_], caution: float = 1.0) -> int:
     """While nothing measured fits: the best candidate that is likely to fit, or else the likeliest one."""
     chance = np.where(open_rows, outlook.chance_to_fit(problem.budget), -1.0)
     score, _ = outlook.log_score(problem.goal)
-    likely = chance >= LIKELY
+    likely = chance >= LIKELY ** (1 / caution)
     if np.any(likely):
         return int(np.argmin(np.where(likely, score, np.inf)))
     if chance.max() > 0:

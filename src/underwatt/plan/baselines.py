@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     Floats = NDArray[np.float64]
 
-# "The highest clock" turns the GPU's, as the published baseline does, with all else at its highest where that fits.
+# The first of these that may be set is "the clock" of the published baseline; all else stays at its highest.
 CLOCKS = ("gpu_mhz", "power_limit_w", "mem_mhz", "cpu_mhz", "cpu_cores")
 
 
@@ -73,13 +73,17 @@ def fastest_throughput(table: Table, power_w: float) -> int | None:
 
 
 def largest_batch(table: Table, power_w: float) -> int | None:
-    """The largest batch, at the highest clock that fits: the paper's state of the art."""
+    """The largest batch, the GPU clock (or power limit) as high as fits, all else at its highest: the paper's baseline.
+
+    Where a batch size fits at no clock, the next smaller one is taken. ``None`` where none fits: lowering the CPU or
+    the memory instead would be another method, and often a much slower one.
+    """
     sizes = np.unique(table.settings.batch_size)[::-1]
     return _first_that_fits(table, power_w, sizes)
 
 
 def default_batch(table: Table, power_w: float) -> int | None:
-    """The middle batch size, at the highest clock that fits; where none does, the next smaller batch."""
+    """The middle batch size in place of the largest, otherwise the same rule."""
     sizes = np.unique(table.settings.batch_size)
     return _first_that_fits(table, power_w, sizes[: (len(sizes) - 1) // 2 + 1][::-1])
 
@@ -119,21 +123,20 @@ def trusting_choice(predicted: Table, power_w: float) -> int | None:
     return oracle(predicted, power_w)
 
 
-def _first_that_fits(table: Table, power_w: float, sizes: Floats) -> int | None:
-    for size in sizes:
-        rows = np.flatnonzero((table.settings.batch_size == size) & table.fits(power_w))
-        if len(rows):
-            usual = rows[_others_at_most(table.settings)[rows]]
-            rows = usual if len(usual) else rows
-            return int(rows[_by_clock(table.settings, rows)[0]])
-    return None
-
-
-def _others_at_most(settings: SettingArray) -> NDArray[np.bool_]:
-    """Where every knob but the first of ``CLOCKS`` is at its highest."""
+def by_clock_alone(settings: SettingArray) -> NDArray[np.bool_]:
+    """The settings of the published method: every value of the clock, all other knobs at their highest."""
     others = [settings.knobs.index(name) for name in [name for name in CLOCKS if name in settings.knobs][1:]]
     values = settings.values[:, others]
-    return np.asarray(np.all(values == values.max(axis=0), axis=1))
+    return np.asarray(np.all(values == values.max(axis=0, initial=0.0), axis=1))
+
+
+def _first_that_fits(table: Table, power_w: float, sizes: Floats) -> int | None:
+    usual = by_clock_alone(table.settings) & table.fits(power_w)
+    for size in sizes:
+        rows = np.flatnonzero(usual & (table.settings.batch_size == size))
+        if len(rows):
+            return int(rows[_by_clock(table.settings, rows)[0]])
+    return None
 
 
 def _by_clock(settings: SettingArray, rows: NDArray[np.intp]) -> NDArray[np.intp]:

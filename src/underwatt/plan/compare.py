@@ -23,7 +23,7 @@ from underwatt.plan.baselines import (
     stock_mode,
     trusting_choice,
 )
-from underwatt.plan.budget import Watts
+from underwatt.plan.budget import Budget, Watts
 from underwatt.plan.known import outlook_as_known
 from underwatt.plan.problem import Goal, Outlook, Problem, rows_of
 from underwatt.plan.published import choose_published
@@ -43,6 +43,9 @@ if TYPE_CHECKING:
 Fits = Literal["yes", "risky", "over"]
 Known = Literal["measured", "predicted", "truth"]
 
+# The rules that lower one clock, in the order of the comparison; the first is the paper's baseline.
+LARGEST, MIDDLE = "largest batch, highest clock", "middle batch, highest clock"
+JOINT = "; "  # between the names of rules that choose the same
 # A table of one setting leaves the published method nothing to choose.
 FEWEST_TO_CHOOSE = 2
 # The log of a bound may round either way.
@@ -58,7 +61,7 @@ class Alternative:
     time_s: float
     energy_j: float
     power_w: float  # mean power, whatever the budget bounds
-    fits: Fits  # "risky" keeps the budget as expected, but not at the accepted risk
+    fits: Fits  # "risky" keeps the budget as expected, but not at the accepted risk, or not up to its interval's end
     known: Known
 
 
@@ -85,7 +88,7 @@ def compare(
     powertrain: Prediction | None = None,
     truth: Truth | None = None,
 ) -> tuple[Alternative, ...]:
-    """What each rule would choose among the candidates; rules that find nothing are left out.
+    """What each rule would choose among the candidates; rules that find nothing are left out, see ``cannot_keep``.
 
     ``powertrain`` is PowerTrain's prediction for each candidate: its choice is the fastest that it expects to fit.
     """
@@ -94,8 +97,8 @@ def compare(
     judge = _Judge(replace(problem, idle_w=None), prediction, measurements, risk)
     table, watts = judge.table, judge.watts
     named: list[tuple[str, int | None]] = [
-        ("largest batch, highest clock", largest_batch(table, watts)),
-        ("middle batch, highest clock", default_batch(table, watts)),
+        (LARGEST, largest_batch(table, watts)),
+        (MIDDLE, default_batch(table, watts)),
         ("maximum mode", maximum_mode(table) if len(judge.rows) else None),
         ("most samples/s", fastest_throughput(table, watts)),
         ("published method, settings measured so far", _published(judge, measurements)),
@@ -111,16 +114,36 @@ def compare(
     return tuple(found) if best_of_all is None else (*found, best_of_all)
 
 
-def as_alternative(name: str, expected: Expectation, risk: float = RISK) -> Alternative:
+def cannot_keep(others: Sequence[Alternative]) -> str:
+    """Which rules of one clock find nothing within the budget, in one sentence; empty where both find something."""
+    lacking = [name for name in (LARGEST, MIDDLE) if not any(other.name == name for other in others)]
+    if not lacking:
+        return ""
+    return f"No setting for {' and for '.join(lacking)}: with all else at its highest, no clock keeps the budget."
+
+
+def joined(others: Sequence[Alternative]) -> tuple[Alternative, ...]:
+    """One entry for rules that choose the same, with their names together; the truth is never joined with a guess."""
+    same: dict[tuple[Setting, Known], list[Alternative]] = {}
+    for other in others:
+        same.setdefault((other.setting, other.known), []).append(other)
+    return tuple(replace(group[0], name=JOINT.join(other.name for other in group)) for group in same.values())
+
+
+def as_alternative(name: str, expected: Expectation, budget: Budget, risk: float = RISK) -> Alternative:
     """A setting of a plan, such as a neighbour on the front, in the form of the others."""
     chance = expected.chance_over
+    over = chance > 0.5 and not (
+        expected.measured
+        and _expected_to_keep(budget, expected.power_w.expected, expected.time_s.expected, expected.energy_j.expected)
+    )
     return Alternative(
         name=name,
         setting=expected.setting,
         time_s=expected.time_s.expected,
         energy_j=expected.energy_j.expected,
         power_w=expected.power_w.expected,
-        fits="over" if chance > 0.5 else "risky" if chance > risk else "yes",
+        fits="over" if over else "risky" if chance > risk else "yes",
         known="measured" if expected.measured else "predicted",
     )
 
@@ -148,15 +171,25 @@ class _Judge:
     def describe(self, name: str, row: int) -> Alternative:
         """One of the candidates as a record."""
         time_s, power_w = float(self.table.time_s[row]), float(self._power_w[row])
+        keeps = bool(self._keeps[row])
+        may_keep = self._measured[row] and _expected_to_keep(self.problem.budget, power_w, time_s, time_s * power_w)
         return Alternative(
             name=name,
             setting=self.problem.candidates[row],
             time_s=time_s,
             energy_j=time_s * power_w,
             power_w=power_w,
-            fits="over" if not self._keeps[row] else "yes" if self._safe[row] else "risky",
+            fits="yes" if keeps and self._safe[row] else "risky" if keeps or may_keep else "over",
             known="measured" if self._measured[row] else "predicted",
         )
+
+
+def _expected_to_keep(budget: Budget, power_w: float, time_s: float, energy_j: float) -> bool:
+    """Whether a measured setting keeps the budget by its means, though the upper end of its interval may not."""
+    if budget.watts is Watts.PEAK:
+        return False  # a mean says nothing about peaks
+    bounds = ((budget.power_w, power_w), (budget.deadline_s, time_s), (budget.energy_j, energy_j))
+    return all(bound is None or value <= bound for bound, value in bounds)
 
 
 def _published(judge: _Judge, measurements: Sequence[Measurement]) -> int | None:

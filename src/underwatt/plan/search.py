@@ -96,13 +96,14 @@ class Search:
         most: int = MOST,
         least_gain: float = LEAST_GAIN,
         seed: int = 0,
+        caution: float = 1.0,
         forecast: Forecast | None = None,
     ) -> None:
         if first < 1 or most < 1:
             raise InputError(f"A search needs at least one measurement, not first = {first}, most = {most}.")
         self._problem = problem
         self._log = _Log(problem, known)
-        self._references, self._seed = references, seed
+        self._references, self._seed, self._caution = references, seed, caution
         self._first, self._most, self._least_gain = max(first, FEWEST), most, least_gain
         self._starts: list[int] = []
         self._forecast = forecast
@@ -127,7 +128,8 @@ class Search:
         rows, prediction = self._forecast.of_promising(log.all)
         part = self._problem.take(rows)
         best = log.best()
-        step = _next(part, Outlook.of(part, prediction, log.all), log.open[rows], best, self._least_gain)
+        outlook = Outlook.of(part, prediction, log.all)
+        step = _next(part, outlook, log.open[rows], best, self._least_gain, self._caution)
         self._gain, self._stopped = step.gain, step.why
         if step.at is None:
             return None
@@ -163,6 +165,7 @@ class Search:
             most=most,
             least_gain=least_gain,
             seed=self._seed,
+            caution=self._caution,
             forecast=forecast,
         )
 
@@ -184,17 +187,22 @@ class _Next:
 
 
 def _next(
-    problem: Problem, outlook: Outlook, open_rows: NDArray[np.bool_], best: Outcome | None, least_gain: float
+    problem: Problem,
+    outlook: Outlook,
+    open_rows: NDArray[np.bool_],
+    best: Outcome | None,
+    least_gain: float,
+    caution: float,
 ) -> _Next:
     if best is None:
         chance = float(np.where(open_rows, outlook.chance_to_fit(problem.budget), 0.0).max())
         lowest_tried = not open_rows[int(np.argmin(outlook.log_drawn_w))]
         if chance < HOPELESS and lowest_tried:
             return _Next(None, 0.0, "no setting is likely to fit")
-        return _Next(safest_fast(problem, outlook, open_rows), 0.0, "to find a setting that fits")
+        return _Next(safest_fast(problem, outlook, open_rows, caution), 0.0, "to find a setting that fits")
     if not open_rows.any():
         return _Next(None, 0.0, "every promising setting was measured")
-    gains = np.where(open_rows, expected_gain(problem, outlook, math.log(best.score(problem.goal))), -1.0)
+    gains = np.where(open_rows, expected_gain(problem, outlook, math.log(best.score(problem.goal)), caution), -1.0)
     at = int(np.argmax(gains))
     gain = max(0.0, -math.expm1(-float(gains[at])))
     if gain < least_gain:

@@ -121,6 +121,11 @@ class Meter:
         """The last reading that worked."""
         return self._samples[-1] if self._samples else None
 
+    @property
+    def failure(self) -> SensorError | None:
+        """Why the newest failed reading failed."""
+        return self._failed[1] if self._failed else None
+
     def readings_after(self, at_s: float) -> list[PowerSample]:
         """The readings that worked after a moment, oldest first."""
         return _newest(self._samples, lambda sample: sample.at_s > at_s)

@@ -129,6 +129,7 @@ def _planned(
         missing.append(Missing(section, "No budget was given.", "underwatt report --budget 10W"))
         return None
     decided = None if record is None else decided_by(record, budget)
+    idle_w = None if record is None else record.start.get("idle_w")
     try:
         return make_plan(
             profile,
@@ -138,6 +139,7 @@ def _planned(
             references=references,
             stock_modes=stock_modes,
             decided=decided,
+            idle_w=idle_w,
         )
     except UnderwattError as exc:
         missing.append(Missing(section, str(exc), "underwatt report --budget 10W"))

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
 # A label up to so many pixels above or below its point needs no line to it.
 NEAR = 20
+# Beyond this share of the width there is no room for the budget's name to the right of its line.
+EDGE = 0.85
 # More measured settings than this are drawn small and pale, or they would cover the rest.
 MANY = 100
 
@@ -64,7 +66,9 @@ def draw_front(front: Front, simulated: bool) -> Drawing:
             )
         )
         traces[-1]["marker"]["opacity"] = 0.4 if many else 1.0
-    others = [other for other in front.others if math.isfinite(other.choice.time_s)]
+    chosen = front.chosen
+    same = [other for other in front.others if other.choice.setting == chosen.setting]
+    others = [other for other in front.others if math.isfinite(other.choice.time_s) and other not in same]
     traces.append(
         points(
             [o.choice.power_w for o in others],
@@ -75,7 +79,6 @@ def draw_front(front: Front, simulated: bool) -> Drawing:
             color=INK,
         )
     )
-    chosen = front.chosen
     traces.append(
         points(
             [chosen.power_w.expected],
@@ -87,8 +90,9 @@ def draw_front(front: Front, simulated: bool) -> Drawing:
         )
     )
     box = _extent(traces, front.budget_w)
-    named = [("choice", "choice", chosen.power_w.expected, chosen.time_s.expected)]
-    named += [(o.choice.name, o.letter, o.choice.power_w, o.choice.time_s) for o in others]
+    name = ", also ".join(["choice", *(other.label for other in same)])
+    named = [(name, "choice", chosen.power_w.expected, chosen.time_s.expected)]
+    named += [(o.label, o.letter, o.choice.power_w, o.choice.time_s) for o in others]
     drawn = [(p.power_w.expected, p.time_s.expected) for p in front.front] + [
         (p.power_w, p.time_s) for p in front.measured
     ]
@@ -96,15 +100,16 @@ def draw_front(front: Front, simulated: bool) -> Drawing:
     shapes = []
     if front.budget_w is not None:
         shapes.append(vertical(front.budget_w))
+        left = (front.budget_w - box[0]) / (box[1] - box[0]) < EDGE
         labels.append(
             label(
                 f"budget {bound(front.budget_w)}",
                 front.budget_w,
                 1,
                 yref="paper",
-                xanchor="left",
+                xanchor="left" if left else "right",
                 yanchor="top",
-                xshift=4,
+                xshift=4 if left else -4,
             )
         )
     what = "Time to target" if front.per == "target" else "Time of one sample"
@@ -124,7 +129,8 @@ def _extent(traces: list[dict[str, Any]], budget_w: float | None) -> tuple[float
     y = [value for trace in traces[2:] for value in trace["y"]]
     wide = (max(x) - min(x)) or 1.0
     low = min([*traces[1]["y"], *y])  # the band belongs to the picture where it is lowest
-    return min(x) - 0.04 * wide, max(x) + 0.06 * wide, low / 1.1, max(y) * 1.4
+    room = 0.17 if max(x) in (*traces[-2]["x"], *traces[-1]["x"]) else 0.06  # for a label beside the last point
+    return min(x) - 0.04 * wide, max(x) + room * wide, low / 1.1, max(y) * 1.4
 
 
 def _front_labels(
@@ -141,9 +147,8 @@ def _front_labels(
 
     shares = [share(x, y) for _, _, x, y in named]
     texts = [name for name, _, _, _ in named]
-    if budget_w is not None:  # its label stands at the top of its line
-        shares.append(((budget_w - left) / (right - left), 0.97))
-        texts.append(f"budget {bound(budget_w)}")
+    budget_at = [] if budget_w is None else [(budget_w - left) / (right - left)]
+    places = place_labels(shares, texts, [share(x, y) for x, y in drawn], uprights=budget_at, close=1)
     return [
         label(
             name,
@@ -158,9 +163,7 @@ def _front_labels(
             standoff=6,
             ax=place.x_shift,
             ay=-place.y_shift,
-            font={"color": ACCENT if name == "choice" else INK, "size": 14 if name == "choice" else 12},
+            font={"color": ACCENT if short == "choice" else INK, "size": 14 if short == "choice" else 12},
         )
-        for (name, short, x, y), place in zip(
-            named, place_labels(shares, texts, [share(x, y) for x, y in drawn]), strict=False
-        )
+        for (name, short, x, y), place in zip(named, places, strict=True)
     ]

@@ -59,9 +59,10 @@ class Decision:
 
 @dataclass(frozen=True, slots=True)
 class Other:
-    """What somebody else would choose; the letter stands for it where there is no room for its name."""
+    """What somebody else would choose; label and letter stand for it where there is little room for its name."""
 
     letter: str
+    label: str
     choice: Alternative
 
 
@@ -172,7 +173,7 @@ class PowerTrace:
     over_at_s: Floats  # shown readings above the budget
     over_power_w: Floats
     readings_over: int  # before thinning
-    time_over_s: float  # that the mean of a second was over by more than the tolerance
+    time_over_s: float  # that the mean of a second was over by more than the tolerance, changes left out
     energy_over_j: float
     changes: tuple[Change, ...]
     message: str

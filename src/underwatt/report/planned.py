@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -41,6 +41,7 @@ class Planned:
     reason: str
     others: tuple[Alternative, ...]
     per: str  # "target" or "sample"
+    paused: bool  # whether the choice keeps the budget by pauses between steps
 
     @property
     def row(self) -> int:
@@ -57,20 +58,27 @@ def make_plan(
     references: Sequence[Profile] = (),
     stock_modes: Mapping[str, PowerMode] | None = None,
     decided: tuple[Setting, str] | None = None,
+    idle_w: float | None = None,
     goal: Goal = Goal.SOONEST,
     risk: float = RISK,
 ) -> Planned:
-    """Plan again from what was measured; ``decided`` is the setting a run took at this budget, and why it did."""
+    """What was decided: ``decided``, the setting a run took at this budget and why; else a plan from what was measured.
+
+    With ``idle_w``, watts while no step is under way, pauses between steps may keep the budget.
+    """
     measurements = profile.measurements
     candidates = candidates.take(np.flatnonzero(fits_memory(candidates, measurements)))
-    problem = Problem.of(candidates, budget, curve, goal)
+    problem = Problem.of(candidates, budget, curve, goal, idle_w=idle_w)
     prediction = FewShot().fit(profile.usable(), references).predict(candidates)
     plan = choose_setting(problem, prediction, measurements=measurements, risk=risk)
     outlook, measured = outlook_as_known(problem, prediction, measurements)
     chance = outlook.chance_to_fit(budget)
     chosen, reason = plan.chosen, plan.reason
-    if decided is not None and decided[0] != chosen.setting and len(rows := rows_of(candidates, decided[0])):
-        chosen, reason = _describe(problem, outlook, chance, measured, int(rows[0])), decided[1]
+    if decided is not None and len(rows_of(candidates, decided[0])):
+        row = int(rows_of(candidates, decided[0])[0])
+        chosen, reason = _describe(problem, outlook, chance, measured, row), decided[1]
+    row = int(rows_of(candidates, chosen.setting)[0])
+    steps_alone, _ = outlook_as_known(replace(problem, idle_w=None), prediction, measurements)
     return Planned(
         problem=problem,
         measurements=measurements,
@@ -82,6 +90,7 @@ def make_plan(
         reason=reason,
         others=compare(problem, prediction, measurements, risk=risk, stock_modes=stock_modes),
         per="sample" if curve is None else "target",
+        paused=bool(outlook.log_time_s[row] > steps_alone.log_time_s[row]),
     )
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from underwatt.plan.compare import JOINT, LARGEST, cannot_keep, joined
 from underwatt.plan.problem import outcome, rows_of
 from underwatt.report.figures import EnergyBySetting, Front, HeatMap, KeyFigure, MeasuredPoint, Other
 from underwatt.report.words import KNOB_NAMES, bound, duration, energy, percent, span, times, watts
@@ -38,9 +39,10 @@ def decide(planned: Planned, target: float | None) -> tuple[str, tuple[KeyFigure
         else (f"take {took(chosen.time_s.expected, planned.per)}")
     )
     how = "measured" if chosen.measured else "predicted, not yet measured"
-    over = budget.power_w is not None and chosen.power_w.expected > budget.power_w
-    # A run may take a setting that draws more and pause between steps; the time is that of the steps alone.
-    kept = f"held to {budget} by pauses, which take time on top" if over else f"within {budget}"
+    over = not planned.paused and budget.power_w is not None and chosen.power_w.expected > budget.power_w
+    kept = f"held to {budget} by pauses" if over or planned.paused else f"within {budget}"
+    if over:  # by what a pause draws is not known, so the time is that of the steps alone
+        kept += ", which take time on top"
     gain = None if over else slower_other(planned)
     beside = f"; {gain[0].name} would take {times(gain[1])} as long" if gain else ""
     sentence = f"Train at {chosen.setting} to {aim} at {watts(chosen.power_w.expected)}, {kept} ({how}){beside}."
@@ -48,11 +50,11 @@ def decide(planned: Planned, target: float | None) -> tuple[str, tuple[KeyFigure
 
 
 def slower_other(planned: Planned) -> tuple[Alternative, float] | None:
-    """The first rule of the comparison, and how many times as long it takes, where that is longer.
+    """The published baseline, and how many times as long it takes, where it keeps the budget and that is longer.
 
-    It is the published state of the art wherever that finds a setting: never the rule that flatters the choice most.
+    Never another rule in its place: it would be the one that flatters the choice.
     """
-    for other in planned.others[:1]:
+    for other in [other for other in planned.others if other.name == LARGEST]:
         ratio = other.time_s / planned.chosen.time_s.expected
         if other.fits != "over" and math.isfinite(ratio) and ratio > 1.005:
             return other, ratio
@@ -88,14 +90,19 @@ def front_figure(planned: Planned) -> Front:
     """Time against power."""
     chosen, bound_w = planned.chosen, planned.problem.budget.power_w
     keeping = int((planned.keeps & np.isfinite(planned.outlook.log_time_s)).sum())
-    others = tuple(Other(letter, other) for letter, other in zip(ascii_uppercase, planned.others, strict=False))
+    others = tuple(
+        Other(letter, _label(other.name), other)
+        for letter, other in zip(ascii_uppercase, joined(planned.others), strict=False)
+    )
     over = [other.choice.name for other in others if other.choice.fits == "over"]
     message = (
         f"{keeping:,} of {len(planned.problem):,} settings keep {planned.problem.budget}; the choice, "
         f"{chosen.setting}, takes {took(chosen.time_s.expected, planned.per)} at {watts(chosen.power_w.expected)}."
     )
     if over:
-        message += f" Over the budget: {', '.join(over)}."
+        message += f" Over the budget: {'; '.join(over)}."
+    if lacking := cannot_keep(planned.others):
+        message += f" {lacking}"
     return Front(
         per=planned.per,
         budget_w=bound_w,
@@ -107,6 +114,11 @@ def front_figure(planned: Planned) -> Front:
         keeping=keeping,
         message=message,
     )
+
+
+def _label(name: str) -> str:
+    first, *more = name.split(JOINT)
+    return f"{first} (+{len(more)})" if more else first
 
 
 def _some(front: tuple[Expectation, ...], chosen: Expectation) -> tuple[Expectation, ...]:
@@ -124,7 +136,8 @@ def _measured(planned: Planned) -> tuple[MeasuredPoint, ...]:
             continue
         known = outcome(planned.problem, int(rows[0]), measurement)
         if math.isfinite(known.time_s):
-            points.append(MeasuredPoint(measurement.setting, known.time_s, measurement.power_w, known.fits))
+            power_w = known.energy_j / known.time_s  # with its pauses, as the time is
+            points.append(MeasuredPoint(measurement.setting, known.time_s, power_w, known.fits))
     return tuple(points)
 
 

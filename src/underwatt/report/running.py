@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 MOST_ENERGY_POINTS = 400
 TOLERANCE = 0.02
 WINDOW_S = 1.0
+# Sensors average over about so long: until then readings still show what was before a change.
+LAG_S = 2.0
 
 
 def setting_of(plain: dict[str, Any]) -> Setting:
@@ -32,7 +34,7 @@ def setting_of(plain: dict[str, Any]) -> Setting:
 
 def trace_figure(record: RunRecord) -> PowerTrace | None:
     """The power of a run against its budget; nothing where no reading was logged."""
-    at_s, power_w = _readings(record)
+    at_s, power_w, _ = _readings(record)
     if not len(at_s):
         return None
     # A reading at the moment of a change stands for the time before it.
@@ -42,7 +44,7 @@ def trace_figure(record: RunRecord) -> PowerTrace | None:
     parts = stretches(at_s, power_w)
     steps_s, steps_w = (np.asarray(column, dtype=float) for column in record.budget_steps)
     bounded = np.isfinite(steps_w)
-    time_over_s = float(record.time_over_s(TOLERANCE, WINDOW_S))
+    time_over_s = float(record.time_over_s(TOLERANCE, WINDOW_S, LAG_S))
     energy_over_j = float(record.energy_over_j())
     shown_over = rows[over[rows]]
     return PowerTrace(
@@ -80,8 +82,9 @@ def _trace_message(at_s: Floats, power_w: Floats, bound_w: Floats, time_over_s: 
         else f"above the budget by more than {percent(TOLERANCE)} for {duration(time_over_s)}"
     )
     return (
-        f"{text} Averaged over {WINDOW_S:g} s it was {held}; {figures(100 * over, 2)}% of single readings lie above "
-        f"the line, by {energy(energy_over_j) if energy_over_j else '0 J'} together."
+        f"{text} Averaged over {WINDOW_S:g} s it was {held}, where the {LAG_S:g} s after a change of setting or budget "
+        f"are left out, because sensors average. {figures(100 * over, 2)}% of all single readings lie above the line, "
+        f"by {energy(energy_over_j) if energy_over_j else '0 J'} together."
     )
 
 
@@ -107,10 +110,10 @@ def energy_figures(
     record: RunRecord, expected_j: float | None, budget_j: float | None
 ) -> tuple[EnergyOverTime, EnergySpent | None] | None:
     """Energy over time, and by setting; nothing where no reading was logged."""
-    at_s, power_w = _readings(record)
+    at_s, power_w, span_s = _readings(record)
     if len(at_s) < 2:
         return None
-    total_j = np.cumsum(power_w * _span_s(record, at_s))
+    total_j = np.cumsum(power_w * span_s)
     rows = np.unique(np.linspace(0, len(at_s) - 1, MOST_ENERGY_POINTS).round().astype(int))
     simulated = bool(record.start["simulated"])
     message = f"The run took {energy(float(total_j[-1]))} in {duration(float(at_s[-1] - at_s[0]))}."
@@ -167,18 +170,11 @@ def happened(record: RunRecord) -> str:
     )
 
 
-def _readings(record: RunRecord) -> tuple[Floats, Floats]:
+def _readings(record: RunRecord) -> tuple[Floats, Floats, Floats]:
+    """When was read what, and for how long it stands."""
     at_s, power_w = np.asarray(record.power.at_s, dtype=float), np.asarray(record.power.power_w, dtype=float)
     fine = np.isfinite(power_w) & np.isfinite(at_s)
-    return at_s[fine], power_w[fine]
-
-
-def _span_s(record: RunRecord, at_s: Floats) -> Floats:
-    """How long each reading stands for: since the one before it, or since the run began or went on after a stop."""
-    begins_s = np.sort([float(event["at_s"]) for event in (*record.of("start"), *record.of("resume"))])
-    before_s = np.concatenate([begins_s[:1], at_s])[:-1]
-    latest_s = np.concatenate([[-np.inf], begins_s])[np.searchsorted(begins_s, at_s, "right")]
-    return np.asarray(np.maximum(0.0, at_s - np.maximum(before_s, latest_s)))
+    return at_s[fine], power_w[fine], record.span_s()[fine]
 
 
 def _plain(values: Floats) -> tuple[float, ...]:

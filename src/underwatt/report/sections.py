@@ -78,7 +78,7 @@ def _front(front: Front, simulated: bool) -> Section:
         front.message,
         (Plot("plot-front", front.message, draw_front(front, simulated)),),
         key="The line is the front: no setting is both faster and thriftier. Its band holds the truth nine times in "
-        "ten. Filled dots were measured and keep the budget, open ones exceed it.",
+        "ten. Filled dots were measured and keep the budget, open ones exceed it or may, by their interval.",
         shown=others_table(front.chosen.time_s.expected, front.others) if front.others else "",
         data=front_table(front),
     )

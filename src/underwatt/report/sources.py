@@ -46,9 +46,13 @@ def measurement_of(plain: dict[str, Any]) -> Measurement:
 
 
 def budget_of(record: RunRecord) -> Budget | None:
-    """The budget that a run began with; of a schedule, its first watts."""
+    """The budget that a run last decided under; before it decided, the one it began with (of a schedule, the first)."""
+    levels_w = [step["power_w"] for step in record.of("budget") if step["power_w"] is not None]
+    budget: Budget | None
     try:
-        return parse_budget(*(part.strip() for part in str(record.start["budget"]).split(",")))
+        budget = parse_budget(*(part.strip() for part in str(record.start["budget"]).split(",")))
     except InputError:
-        watts = next((step["power_w"] for step in record.of("budget") if step["power_w"] is not None), None)
-        return None if watts is None else Budget(power_w=watts)
+        budget = Budget(power_w=levels_w[0]) if levels_w else None
+    plans = record.of("plan")
+    decided_w = float(record.budget_at(plans[-1]["at_s"])) if plans else math.inf
+    return budget if budget is None or math.isinf(decided_w) else replace(budget, power_w=decided_w)

@@ -53,7 +53,7 @@ def others_table(chosen_s: float, others: Sequence[Other]) -> str:
             duration(other.choice.time_s),
             f"{other.choice.time_s / chosen_s:.2f}×" if math.isfinite(other.choice.time_s) else "–",
             watts(other.choice.power_w),
-            {"yes": "yes", "risky": "at a risk", "over": "no"}[other.choice.fits],
+            {"yes": "yes", "risky": "may exceed", "over": "no"}[other.choice.fits],
             other.choice.known,
             str(other.choice.setting),
         )

@@ -45,6 +45,10 @@ class LiveBudget:
         self._time_of_day_s = (self._time_of_day_s - elapsed_s) % DAY_S % DAY_S
         self._schedule = self._given.starting_at(self._time_of_day_s) if self._given else None
 
+    def __str__(self) -> str:
+        several = self._given is not None and len(self._given.levels_w) > 1
+        return str(self._given if several else self.budget)
+
     @property
     def schedule(self) -> Schedule | None:
         """Watts by elapsed time; ``None`` where no watts are bounded."""

@@ -58,9 +58,19 @@ class RunRecord:
         begins_s, watts = self.budget_steps
         return np.concatenate([[np.inf], watts])[np.searchsorted(begins_s, np.asarray(at_s, dtype=float), "right")]
 
+    def span_s(self) -> Floats:
+        """How long each reading stands for."""
+        at_s = self.power.at_s
+        begins_s = np.array(
+            [event["at_s"] for event in self.events if event["kind"] in ("start", "resume")], dtype=float
+        )
+        before_s = np.concatenate([[begins_s[0]], at_s])[:-1]
+        span_s: Floats = np.maximum(0.0, at_s - np.maximum(before_s, _latest(begins_s, at_s, "right")))
+        return span_s
+
     def energy_j(self) -> float:
         """Joules used, by the readings."""
-        return float(np.sum(self.power.power_w * self._span_s()))
+        return float(np.sum(self.power.power_w * self.span_s()))
 
     def energy_over_j(self, *, window_s: float = 0.0, lag_s: float = 0.0) -> float:
         """Joules above the budget: of every reading, or of the trailing mean over ``window_s``."""
@@ -77,16 +87,6 @@ class RunRecord:
         over_w, span_s = self._over_w(window_s, lag_s)
         return float(np.sum(span_s[over_w > tolerance * self._judged_by_w()]))
 
-    def _span_s(self) -> Floats:
-        """How long each reading stands for."""
-        at_s = self.power.at_s
-        begins_s = np.array(
-            [event["at_s"] for event in self.events if event["kind"] in ("start", "resume")], dtype=float
-        )
-        before_s = np.concatenate([[begins_s[0]], at_s])[:-1]
-        span_s: Floats = np.maximum(0.0, at_s - np.maximum(before_s, _latest(begins_s, at_s, "right")))
-        return span_s
-
     def _changes_s(self) -> Floats:
         """When the setting became another one; entering a state is no change."""
         events = self.of("setting")
@@ -95,7 +95,7 @@ class RunRecord:
 
     def _over_w(self, window_s: float, lag_s: float) -> tuple[Floats, Floats]:
         """How far the trailing mean lies above the budget (not at all where not counted), and for how long."""
-        at_s, power_w, span_s = self.power.at_s, self.power.power_w, self._span_s()
+        at_s, power_w, span_s = self.power.at_s, self.power.power_w, self.span_s()
         steps_s, steps_w = self.budget_steps
         drops_s = steps_s[1:][steps_w[1:] < steps_w[:-1]]
         counted = at_s - _latest(np.union1d(drops_s, self._changes_s()), at_s) >= lag_s

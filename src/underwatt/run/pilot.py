@@ -15,11 +15,12 @@ from typing import TYPE_CHECKING, Any
 from underwatt import __version__
 from underwatt.device.base import SimulatesLoad, permitted_space
 from underwatt.device.session import Session
-from underwatt.errors import InputError, OutOfMemoryError, SensorError
+from underwatt.errors import BudgetError, InputError, OutOfMemoryError, SensorError
 from underwatt.plan.duty import allows_pauses
 from underwatt.plan.problem import Problem
 from underwatt.predict.settings import SettingArray
 from underwatt.profile.meter import Meter
+from underwatt.records import PowerMode
 from underwatt.run.controller import Controller
 from underwatt.run.idle import measure_idle
 from underwatt.run.saver import Saver
@@ -109,6 +110,8 @@ class Pilot:
     def _begin(self, stack: contextlib.ExitStack) -> None:
         self._session = stack.enter_context(self._session)
         self._idle_w = measure_idle(self.device) if self._can_pause and allows_pauses(self._live.budget) else None
+        if self._idle_w is not None and self._live.power_w(self._elapsed_s) < self._idle_w:
+            self._check_lowest()
         self._begun_s = self.device.clock.now_s() - self._elapsed_s
         if self._log is not None:
             self._meter.listen(self._log_reading)
@@ -265,6 +268,20 @@ class Pilot:
     def _meter_now(self) -> float:
         return self.device.clock.now_s()
 
+    def _check_lowest(self) -> None:
+        """The device draws more than the budget while it waits: do its lowest clocks help? Where not, end here."""
+        space = permitted_space(self.device) if self._set_modes else self.device.space.only(())
+        if not space.knobs:
+            return  # the controller says so
+        self._session.apply(PowerMode.of({knob.name: min(knob.values) for knob in space.knobs}))
+        lowest_w = measure_idle(self.device)
+        budget_w = self._live.power_w(self._elapsed_s)
+        if budget_w <= lowest_w:
+            raise BudgetError(
+                f"{budget_w:g} W is less than the device draws while it waits at its lowest clocks ({lowest_w:.2f} W).",
+                hint=f"The smallest budget that can be held is above {lowest_w:.2f} W.",
+            )
+
     # Telling
 
     def _log_reading(self, sample: PowerSample) -> None:
@@ -296,7 +313,7 @@ class Pilot:
                 "job": self.workload.name,
                 "device": self.device.info,
                 "workload": self.workload,
-                "budget": str(self._live.schedule or self._live.budget),
+                "budget": str(self._live),
                 "goal": "soonest",
                 "target": self.target,
                 "batch_sizes": list(self._sizes),

@@ -12,7 +12,7 @@ from underwatt.errors import JobError, StepError
 from underwatt.workload._torch import torch
 from underwatt.workload.base import Beat
 from underwatt.workload.cost import count_cost
-from underwatt.workload.faults import job_faults
+from underwatt.workload.faults import guarded
 from underwatt.workload.identity import job_info
 from underwatt.workload.training import Training
 
@@ -105,5 +105,4 @@ class TorchRun:
 
     def _guarded(self, call: Callable[[], _Result]) -> _Result:
         """Call into the job, its faults translated."""
-        with job_faults(self._batch_size):
-            return call()
+        return guarded(self._batch_size, call)

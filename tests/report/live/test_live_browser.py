@@ -17,7 +17,6 @@ if TYPE_CHECKING:
 sync_api = pytest.importorskip("playwright.sync_api", reason="Playwright is not installed")
 if CHROMIUM is None:
     pytest.skip("no Chromium is installed (apt install chromium)", allow_module_level=True)
-pytestmark = pytest.mark.xdist_group("chromium")
 WAIT_MS = 15_000
 
 

@@ -26,7 +26,7 @@
     for (const label of layout.annotations || []) {
       if (!label.name) continue;
       label.text = label.name;
-      if (label.showarrow) Object.assign(label, { ax: 0, ay: -15, xanchor: "center", arrowcolor: "rgba(0,0,0,0)" });
+      if (label.showarrow) Object.assign(label, { ax: 0, ay: label.name === "choice" ? 20 : -15, xanchor: "center", arrowcolor: "rgba(0,0,0,0)" });
     }
     return layout;
   }

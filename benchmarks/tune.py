@@ -1,0 +1,150 @@
+"""The same training three ways on a virtual Jetson Nano at a tight budget, profiling counted.
+
+    python benchmarks/tune.py --json OUT [--seeds N]
+
+Simulated: the board. Real: the controller and planner, ResNet18's counted cost, samples to target by batch size from
+trainings on a real GPU (known through the proxy's runs, judged by the target's own).
+
+underwatt   searches while it trains, with an empty store; its computing time is added
+baseline    the largest batch, the GPU clock as high as the budget allows, all else at its highest: given for free
+published   every GPU clock at every batch size measured first (its table), then the best of the table
+
+Of the two others only the time by the board's truth is counted, at the temperature of the table's truth, and for
+``published`` the time that measuring its table takes on the board. The training is as long as an oracle needs
+``--minutes`` for.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+
+from edge import RECORD, World, convergence, costs, make_world, virtual
+from underwatt.converge.curve import fit_convergence
+from underwatt.device.session import Session
+from underwatt.errors import OutOfMemoryError
+from underwatt.plan import Budget, Problem
+from underwatt.plan.baselines import Table, by_clock_alone, largest_batch
+from underwatt.profile.measure import measure
+from underwatt.profile.meter import Meter
+from underwatt.profile.steady import Settling
+from underwatt.records import WorkloadInfo
+from underwatt.run.controller import Controller
+from underwatt.run.idle import measure_idle
+from underwatt.run.live import LiveBudget
+from underwatt.workload.simulated import SimulatedWorkload
+
+BOARD, MODEL = "nano", "resnet18"
+
+
+def truth_table(world: World) -> Table:
+    return Table(world.settings, world.time_s, world.time_s, world.power_w)
+
+
+def tuned_s(world: World, budget_w: float, seed: int, scale: float, curve: Any) -> tuple[float, int]:
+    """Time to the target with the search inside, computing time included, and how many settings were measured."""
+    device = virtual(BOARD, seed)
+    measured = []
+    with Session(device) as session:
+        idle_w = measure_idle(device)
+        begun_s, share, thought_s = device.clock.now_s(), 0.0, 0.0
+        with Meter(device) as meter:
+            budget = Budget(power_w=budget_w)
+            problem = Problem.of(world.settings, budget, curve, idle_w=idle_w)
+            controller = Controller(
+                session, meter, problem, LiveBudget(budget), tell=lambda kind, _: measured.append(kind)
+            )
+            controller.begin()
+            while share < 1:
+                assert controller.setting is not None
+                size = controller.setting.batch_size
+                device.board.run_step(world.cost, size)
+                meter.beat()
+                share += size / world.target_samples[size] / scale
+                controller.progressed(share)
+                began = time.process_time()
+                controller.after_step(size)
+                thought_s += time.process_time() - began
+        return device.clock.now_s() - begun_s + thought_s, measured.count("measured")
+
+
+def published(world: World, budget_w: float, seed: int, curve: Any) -> tuple[float, float, int]:
+    """Time to the target and time to measure the whole table first; how many settings that are."""
+    device = virtual(BOARD, seed)
+    workload = SimulatedWorkload(WorkloadInfo(MODEL, MODEL), world.cost, device)
+    rows = np.flatnonzero(by_clock_alone(world.settings))
+    found = []
+    with Session(device) as session:
+        begun_s, settling = device.clock.now_s(), Settling()
+        for row in rows:
+            setting = world.settings[int(row)]
+            try:
+                found.append((int(row), measure(session, workload.start(setting.batch_size), setting, None, settling)))
+            except OutOfMemoryError:
+                continue
+        profiling_s = device.clock.now_s() - begun_s
+    logs = dict(zip(world.target_samples, curve.predict(list(world.target_samples))[0], strict=True))
+    fitting = [
+        (m.step_s / m.setting.batch_size * math.exp(logs[m.setting.batch_size]), row)
+        for row, m in found
+        if m.usable and m.power_w <= budget_w
+    ]
+    return float(world.time_s[min(fitting)[1]]), profiling_s, len(found)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--minutes", type=float, default=30.0)
+    arguments = parser.parse_args()
+    record = json.loads(RECORD.read_text(encoding="utf-8"))
+    world = make_world(BOARD, MODEL, costs()[MODEL], convergence(record, MODEL, "target"))
+    curve = fit_convergence(convergence(record, MODEL, "proxy"))
+    table = truth_table(world)
+    feasible = world.power_w[
+        by_clock_alone(world.settings) & (world.settings.batch_size == world.settings.batch_size.max())
+    ]
+    low_w, high_w = float(feasible.min()), float(feasible.max())
+    rows = []
+    for share in (0.05, 0.2, 0.5):
+        budget_w = round(low_w + share * (high_w - low_w), 2)
+        oracle_s = float(world.time_s[world.power_w <= budget_w].min())
+        scale = arguments.minutes * 60 / oracle_s
+        row = largest_batch(table, budget_w)
+        assert row is not None
+        baseline_s = float(world.time_s[row]) * scale
+        for seed in range(arguments.seeds):
+            ours_s, count = tuned_s(world, budget_w, seed, scale, curve)
+            choice_s, profiling_s, measured = published(world, budget_w, seed, curve)
+            rows.append(
+                {
+                    "budget_w": budget_w,
+                    "seed": seed,
+                    "oracle_s": oracle_s * scale,
+                    "underwatt_s": ours_s,
+                    "measured": count,
+                    "baseline_s": baseline_s,
+                    "published_s": choice_s * scale,
+                    "published_profiling_s": profiling_s,
+                    "published_measured": measured,
+                    "faster_than_baseline": baseline_s / ours_s,
+                    "faster_than_published": (choice_s * scale + profiling_s) / ours_s,
+                }
+            )
+            print(json.dumps(rows[-1]), flush=True)
+    if arguments.json:
+        arguments.json.write_text(json.dumps(rows, indent=1), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
