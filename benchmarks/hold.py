@@ -8,8 +8,8 @@ size from trainings on a real GPU (known to the controller through the proxy's r
 Every run starts with an empty store: what it measures, it measures while it trains. In each, the room warms up by
 15 °C after a third of the time, and another process draws 0.8 W and takes a tenth of the speed for a while.
 
-steps   15 W, 7 W and 12 W, each for a third of the time an oracle would need; on boards whose range is another, the same
-        shape within their range
+steps   15 W, 7 W and 12 W, each for a third of the time an oracle would need; on boards of another range, the same
+        shape within it
 solar   a cloudy day: a half sine over the board's range with dips to a half, another level every 10 s
 
 The number of samples is scaled so that an oracle under the mean of the levels needs half an hour: only the ratios
