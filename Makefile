@@ -23,7 +23,7 @@ types: setup
 	$(BIN)/mypy
 
 tests: setup
-	$(BIN)/python -m pytest -n auto --dist worksteal
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $$(nproc) --dist worksteal
 
 demo: setup
 	$(BIN)/underwatt demo
