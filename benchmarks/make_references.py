@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from underwatt.cli.demo import RESNET18
+from underwatt.cli.demo_job import RESNET18
 from underwatt.device.virtual.board import VirtualBoard
 from underwatt.device.virtual.boards import BOARDS
 from underwatt.errors import OutOfMemoryError

@@ -280,7 +280,7 @@ def test_kill_9_then_restore_then_resume(tmp_path: Path, capsys: pytest.CaptureF
     SysfsBoard.create(VirtualBoard(BOARDS["orin-nano"]), root)
     before = files(root)
     log = tmp_path / "here" / "log.jsonl"
-    arguments = ["job.py:one_size", "-d", f"jetson:{root}", "--budget", "9W", "--out", "here"]
+    arguments = ["job.py:one_size", "-d", f"jetson:{root}", "--budget", "12W", "--out", "here"]
     with start(*arguments) as process:
         wait_for(log, steps(300))
         process.kill()

@@ -46,7 +46,7 @@ def settle(run: Run, seconds: float = 120.0) -> None:
 @pytest.mark.parametrize(("board", "power_w"), [("tx2-nx", 7.0), ("nano", 4.5), ("orin-nano", 12.0)])
 def test_a_budget_is_held_by_a_setting_that_was_measured_to_fit(board: str, power_w: float) -> None:
     with running(virtual(board), watts(power_w)) as run:
-        run.train(SETTLED_S)
+        settle(run)
         measured: dict[Setting, Measurement] = {}
         for _, kind, fields in run.events:
             if kind == "measured":

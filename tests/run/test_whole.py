@@ -104,7 +104,7 @@ def test_what_a_killed_run_drew_since_its_checkpoint_is_counted_too(tmp_path: Pa
     (folder / "log.jsonl").write_bytes(b"".join(line for line in lines[:-2]) + b'{"kind":"progr')
     again = train(folder, job, limit=320, resume=True)
     assert again.samples == 320
-    assert again.energy_j > 0.7 * late.energy_j
+    assert again.energy_j > 0.6 * late.energy_j  # all but the readings of the last line, a third here
     times = [event["at_s"] for event in log_in(folder).events]
     assert times == sorted(times)
 

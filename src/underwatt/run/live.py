@@ -46,8 +46,9 @@ class LiveBudget:
         self._schedule = self._given.starting_at(self._time_of_day_s) if self._given else None
 
     def __str__(self) -> str:
-        several = self._given is not None and len(self._given.levels_w) > 1
-        return str(self._given if several else self.budget)
+        plain = self.budget == Budget(power_w=self.budget.power_w) if self.budget.power_w else False
+        scheduled = self._given is not None and len(self._given.levels_w) > 1
+        return str(self._given if plain or scheduled else self.budget)
 
     @property
     def schedule(self) -> Schedule | None:
