@@ -102,3 +102,14 @@ def test_a_checkpoint_holds_the_own_rate() -> None:
     RateFollower(optimizer, 64).follow(8)
     step(optimizer)
     assert optimizer.state_dict()["param_groups"][0]["lr"] == 0.1
+
+
+def test_a_rate_of_zero_stays_zero() -> None:
+    weight = torch.nn.Parameter(torch.ones(2))
+    optimizer = torch.optim.SGD([weight], lr=0.0)
+    follower = RateFollower(optimizer, 32)
+    follower.follow(8)
+    weight.grad = torch.ones(2)
+    optimizer.step()  # a warm-up that begins at zero must not end the training
+    assert torch.equal(weight.detach(), torch.ones(2))
+    follower.close()

@@ -94,9 +94,17 @@ def run(
         folder = out or _new_folder(workload.info.name)
         _refuse_to_mix(folder)
         with display:
-            steps = run_command(
-                Run(here, live, folder, kept, sizes, listener=display.listen, watch=display.watch), workload
+            wanted_run = Run(
+                here,
+                live,
+                folder,
+                kept,
+                sizes,
+                set_modes=not no_modes,
+                listener=display.listen,
+                watch=display.watch,
             )
+            steps = run_command(wanted_run, workload)
     typer.echo(json.dumps({"steps": steps, "folder": str(folder)}) if as_json else f"{steps} steps; log in {folder}")
 
 

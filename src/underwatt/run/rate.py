@@ -52,7 +52,8 @@ class RateFollower:
         groups = self._optimizer.param_groups
         self._own = [group["lr"] for group in groups]
         for group in groups:
-            group["lr"] = scaled_lr(group["lr"], self._lr_batch_size, self._batch_size, self._rule)
+            if group["lr"]:  # a warm-up may begin at zero, a schedule end there, and a frozen group stay there
+                group["lr"] = scaled_lr(group["lr"], self._lr_batch_size, self._batch_size, self._rule)
 
     def _back(self, *_: Any) -> None:
         if self._own is not None:

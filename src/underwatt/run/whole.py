@@ -138,7 +138,7 @@ def run_command(run: Run, workload: Workload) -> int:
     from underwatt.predict.settings import SettingArray
     from underwatt.run.as_you_go import measure_as_you_go
 
-    space = permitted_space(run.device)
+    space = permitted_space(run.device) if run.set_modes else run.device.space.only(())
     candidates = SettingArray.product(tuple(k.name for k in space.knobs), space.matrix(), run.batch_sizes)
     problem = Problem.of(candidates, run.live.budget, run.convergence)
 
