@@ -48,6 +48,21 @@ def test_several_runs_must_be_told_apart(tmp_path: Path, capsys: pytest.CaptureF
         assert (one.take(), two.take()) == (None, "7W")
 
 
+def test_a_run_that_has_ended_takes_no_budget(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = tmp_path / "run"
+    with RunLog(folder / "log.jsonl") as log:
+        log.write("start", 0.0, job="digits")
+        log.write("end", 9.0, outcome="reached")
+        log.power(9.0, 5.0)
+    assert run("budget", "7W", "--run", str(folder)) == 2
+    assert f"The run in {folder} has ended." in " ".join(capsys.readouterr().err.split())
+    assert not (folder / "budget.json").exists()
+    with RunLog(folder / "log.jsonl") as log:
+        log.write("resume", 9.0)
+        log.flush()
+        assert run("budget", "7W", "--run", str(folder)) == 0
+
+
 def test_without_a_run_there_is_an_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run("budget", "7W") == 2
     assert "No run is under way" in capsys.readouterr().err

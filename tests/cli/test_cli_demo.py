@@ -41,7 +41,7 @@ def test_the_demo_tells_its_story_and_what_is_simulated(
     assert out.count("Plan for") == 2
     assert out.count("board put back") == 2
     assert "Board put back as it was: yes" in out
-    rows = re.findall(r" (\w+) +[\d,.]+ s +[\d.]+× +[\d.]+ +[\d,]+ +([\d.]*)", printed)
+    rows = re.findall(r" (\w+) +[\d,.]+ s +[\d.]+× +[\d.]+ +[\d,]+ +[\d,]+ *([\d.]*)", printed)
     assert [name for name, _ in rows] == 2 * ["baseline", "Underwatt", "oracle"]
     assert all(float(accuracy) >= 100 * demo_job.TARGET for name, accuracy in rows if name != "oracle")
     assert (tmp_path / "nano.html").stat().st_size > 10_000
@@ -101,6 +101,7 @@ def test_a_passed_schedule_counts_each_level_for_as_long_as_it_holds() -> None:
     took = passed(Schedule.of([(0.0, 10.0), (40.0, 20.0)]), choices.__getitem__)
     assert took.time_s == pytest.approx(40 + 0.6 * 50)
     assert took.energy_j == pytest.approx(40 * 9 + 30 * 18)
+    assert took.samples == pytest.approx(0.4 * 100 * 8 + 0.6 * 50 * 8)  # at a step a second
     assert took.score is None
     early = passed(Schedule.of([(0.0, 20.0), (60.0, 10.0)]), choices.__getitem__)
     assert (early.time_s, early.power_w) == (50.0, 18.0)

@@ -62,6 +62,9 @@ def broken():
 NANO = ("-d", "virtual:nano")
 
 
+COMMAND = ["--", "python", "train.py", "{batch_size}"]
+
+
 @pytest.fixture(autouse=True)
 def _in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
@@ -173,6 +176,12 @@ def test_a_schedule_is_followed(capsys: pytest.CaptureFixture[str]) -> None:
         (["job.py:blobs", "--budget", "3W", "--out", "job.py"], 2, "cannot be made"),
         (["job.py:blobs", "--budget", "3W", "--store", "job.py"], 1, "not an Underwatt store"),
         (["--budget", "3W", "-b", "8", "--", "python", "train.py", "{batch_size}"], 2, "cannot run on"),
+        (["job.py:blobs", "--budget", "3W", "--lr", "0.1"], 2, "--lr would do nothing"),
+        (["job.py:blobs", "--budget", "3W", "--lr-batch-size", "8"], 2, "--lr-batch-size would do nothing"),
+        (["--budget", "3W", "--limit", "9", "--target", "1", *COMMAND], 2, "--limit and --target would do nothing"),
+        (["--budget", "3W", "--evaluate-every", "9", *COMMAND], 2, "--evaluate-every would do nothing"),
+        (["--budget", "3W", "--lr", "0.1", *COMMAND], 2, "no {lr} in the command, so --lr would do nothing"),
+        (["--budget", "3W", "--lr-batch-size", "8", *COMMAND], 2, "--lr-batch-size would do nothing"),
         (["--budget", "3W", "--resume", "--", "python", "train.py", "{batch_size}"], 2, "cannot be resumed"),
     ],
 )

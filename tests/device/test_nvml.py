@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import pynvml
@@ -68,6 +69,27 @@ def test_garbage_reading_is_an_error(library: FakeNvml, reading_mw: int) -> None
     library.power_mw = reading_mw
     with pytest.raises(SensorError, match="cannot be"):
         device.read_power()
+
+
+def test_joules_are_read_at_the_moment_the_counter_moves(library: FakeNvml) -> None:
+    moves_each_s = 0.05
+    library.nvmlDeviceGetTotalEnergyConsumption = lambda _: int(time.monotonic() / moves_each_s) * 5000  # type: ignore[method-assign]
+    device = NvmlDevice("0", nvml=library)
+    ages_s = []
+    for _ in range(5):
+        time.sleep(0.013)
+        sample = device.read_power()
+        assert sample.energy_j is not None
+        ages_s.append(sample.at_s - sample.energy_j / 5 * moves_each_s)
+    assert sorted(ages_s)[2] < 0.02  # read at any moment, half of them would be older than 0.025 s
+
+
+def test_counter_that_stands_still_holds_nobody_up(library: FakeNvml) -> None:
+    library.nvmlDeviceGetTotalEnergyConsumption = lambda _: 7000  # type: ignore[method-assign]
+    device = NvmlDevice("0", nvml=library)
+    begun_s = time.monotonic()
+    assert device.read_power().energy_j == 7
+    assert time.monotonic() - begun_s < 1
 
 
 def test_sensor_that_vanishes_is_an_error(library: FakeNvml) -> None:

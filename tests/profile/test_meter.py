@@ -86,7 +86,7 @@ def test_whatever_ends_the_sampling_thread_is_raised_as_a_sensor_error(error: ty
     with Meter(device, 0.01) as meter:  # type: ignore[arg-type]
         time.sleep(0.05)
         device.broken = error
-        time.sleep(0.05)
+        time.sleep(0.15)
         with pytest.raises(SensorError):
             meter.trace()
 
@@ -206,23 +206,36 @@ def test_the_newest_reading_and_those_after_a_moment() -> None:
         assert meter.readings_after(meter.newest.at_s) == []
 
 
-def test_a_reading_that_failed_spoils_only_the_time_that_holds_it() -> None:
+def test_readings_that_go_on_failing_spoil_only_the_time_that_holds_them() -> None:
     device = Scripted(VirtualClock())
     with Meter(device) as meter:  # type: ignore[arg-type]
         device.clock.sleep(1.05)
         device.broken = SensorError
-        device.clock.sleep(0.1)
-        device.broken = None
+        device.clock.sleep(0.5)
         with pytest.raises(SensorError, match="gone"):
             meter.trace()
+        device.broken = None
         device.clock.sleep(1.0)
         with pytest.raises(SensorError, match="gone"):
             meter.trace(1.0)
-        after = meter.trace(1.15)
+        after = meter.trace(1.55)
         assert len(after) == 10
-        assert after.missed == 1
+        assert after.missed == 5
         assert meter.newest is not None
-        assert meter.newest.at_s == pytest.approx(2.1)
+        assert meter.newest.at_s == pytest.approx(2.5)
+
+
+def test_one_reading_that_fails_now_and_then_is_missed_and_no_more() -> None:
+    device = Scripted(VirtualClock())
+    with Meter(device) as meter:  # type: ignore[arg-type]
+        device.clock.sleep(1.05)
+        for _ in range(3):
+            device.broken = SensorError
+            device.clock.sleep(0.1)
+            assert len(meter.trace()) >= 10
+            device.broken = None
+            device.clock.sleep(0.9)
+        assert meter.trace().missed == 3
 
 
 def test_listeners_hear_every_reading() -> None:

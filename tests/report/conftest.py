@@ -39,9 +39,12 @@ def whole(record: RunRecord) -> Report:
     return world.report(record=record)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def chromium() -> Iterator[Browser]:
-    """The browser; tests that need one are skipped, saying so, where there is none."""
+    """The browser; tests that need one are skipped, saying so, where there is none.
+
+    For one module only: its event loop runs in this thread, where no other can while it does, whatever the order.
+    """
     program = next((path for name in NAMES if (path := shutil.which(name))), None)
     if program is None:
         pytest.skip("no Chromium is installed (the distribution's package is called chromium)")

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from underwatt.report.draw_base import log_axis
+from underwatt.report.draw_base import label, log_axis
 from underwatt.report.draw_labels import HEIGHT, LETTER, LINE, WIDTH, place_labels
 from underwatt.report.draw_map import draw_map
 from underwatt.report.figures import HeatMap, Report
 from underwatt.report.sections import Section, sections_of
+from underwatt.report.tables import trace_table
 
 CSS = Path(__file__).parents[2] / "src" / "underwatt" / "report" / "assets" / "report.css"
 
@@ -74,6 +76,11 @@ def test_labels_keep_off_the_line_of_the_budget_and_the_first_stays_at_its_point
     assert left.anchor == "right"
 
 
+def test_no_label_is_markup_also_on_a_narrow_screen() -> None:
+    made = label("<b>long</b>", 0, 0, "<i>short</i>")
+    assert "<" not in made["text"] + made["name"]
+
+
 def test_a_label_at_the_edge_stays_inside() -> None:
     [place] = place_labels([(0.99, 0.5)], ["a rather long name"])
     assert place.anchor == "right"
@@ -90,6 +97,7 @@ def test_the_outline_surrounds_the_cells_that_keep_the_budget() -> None:
         keeps=((True, True), (False, False)),
         measured=((True, False), (False, False)),
         chosen=(0, 1),
+        paused=0,
         others_at="",
         message="",
     )
@@ -97,8 +105,17 @@ def test_the_outline_surrounds_the_cells_that_keep_the_budget() -> None:
     outline = drawn["data"][1]
     assert {value for value in outline["y"] if value is not None} == {-0.5, 0.5}
     assert drawn["data"][0]["z"][1][1] is None
+    assert drawn["data"][0]["text"][0] == ["batch 8, 100: 1.00 W", "batch 16, 100: 2.00 W"]  # not its row and column
 
 
 @pytest.mark.parametrize(("low", "high"), [(0.9, 210), (2.1, 2.9), (1e-3, 1e6), (7.1, 7.9)])
 def test_log_axes_have_few_ticks(low: float, high: float) -> None:
     assert len(log_axis("", low, high)["tickvals"]) <= 10
+
+
+def test_a_table_that_leaves_rows_out_says_so(whole: Report) -> None:
+    trace = whole.trace
+    assert trace is not None
+    assert "are shown" not in trace_table(replace(trace, mean_at_s=(), low_w=(), mean_w=(), high_w=()))
+    busy = replace(trace, changes=trace.changes * 200)
+    assert f"What the run did (100 of {len(busy.changes):,} are shown)" in trace_table(busy)

@@ -16,8 +16,9 @@ from underwatt.records import Setting, to_json
 from underwatt.report.build import build_report, decided_by
 from underwatt.report.checking import parity_figure
 from underwatt.report.figures import Report
-from underwatt.report.running import energy_figures, setting_of, trace_figure
-from underwatt.report.sources import budget_of
+from underwatt.report.running import energy_figures, happened, trace_figure
+from underwatt.report.sections import sections_of
+from underwatt.report.sources import budget_of, setting_of
 from underwatt.run.log import read_log
 from underwatt.run.log_read import RunRecord
 
@@ -35,7 +36,7 @@ def test_the_decision_names_setting_time_watts_and_budget(whole: Report) -> None
     assert str(chosen.setting) in whole.decision.sentence
     assert "6 W mean" in whole.decision.sentence
     assert "0.97" in whole.decision.sentence
-    assert "reached its target with 0.971" in whole.decision.happened
+    assert "under 6 W, then 5 W reached its target with a score of 0.971" in whole.happened
     assert chosen.power_w.expected <= 6
 
 
@@ -148,7 +149,7 @@ def test_energy_is_not_counted_while_a_run_was_stopped(tmp_path: Path) -> None:
     ]
     (tmp_path / "log.jsonl").write_text("\n".join([*lines, *later]) + "\n")
     record = read_log(tmp_path / "log.jsonl")
-    found = energy_figures(record, None, None)
+    found = energy_figures(record)
     assert found is not None
     assert (
         found[0].energy_j[-1] == pytest.approx(record.energy_j(), rel=1e-6) == pytest.approx(60 * 5.25 + 10, rel=0.02)
@@ -176,6 +177,7 @@ def test_what_a_run_decided_is_shown_as_its_choice(record: RunRecord) -> None:
     assert report.decision is not None
     assert report.front.chosen.setting == decided
     assert report.decision.reason == "it was measured."
+    assert any("The run held settings that it had measured" in text for text in report.assumptions)
     assert decided_by(told, parse_budget("4W")) is None  # the run decided for 6 W
     fallback = world.report(record=record).front
     assert fallback is not None
@@ -183,6 +185,86 @@ def test_what_a_run_decided_is_shown_as_its_choice(record: RunRecord) -> None:
     agreed = world.report(record=replace(record, events=(*record.events, same)))
     assert agreed.decision is not None
     assert agreed.decision.reason == "it was measured."
+
+
+def ended(record: RunRecord, **changed: object) -> RunRecord:
+    return replace(record, events=(*record.events[:-1], {**record.events[-1], **changed}))
+
+
+def test_how_a_run_went_is_told_whether_or_not_there_is_a_plan(record: RunRecord) -> None:
+    failed = ended(record, outcome="failed", score=None, error="CUDA ran out of memory.", restored=False)
+    bare = build_report(world.profile(2), None, made_at="", record=failed)
+    assert bare.decision is None
+    assert "failed" in bare.happened
+    assert "CUDA ran out of memory. The device was not put back" in bare.happened
+    unknown = happened(ended(record, energy_j=None, samples=None, score=None))
+    assert unknown == "The training under 6 W, then 5 W reached its target after 10.0 min."
+    cut = replace(record, events=record.events[:-1])
+    assert happened(cut) == "The run under 6 W, then 5 W has not ended, or was cut off."
+
+
+def test_budgets_that_change_often_are_told_by_their_range(record: RunRecord) -> None:
+    many = [{"kind": "budget", "at_s": 310.0 + at, "power_w": 4.0, "why": "changed"} for at in range(9)]
+    assert "under 6 W, then 5 W, then 4 W reached" in happened(replace(record, events=(*record.events, *many)))
+    many = [{**step, "power_w": 4.0 + at} for at, step in enumerate(many)]
+    assert "under budgets from 4 W to 12 W reached" in happened(replace(record, events=(*record.events, *many)))
+    unbounded = [{**event, "power_w": None} if event["kind"] == "budget" else event for event in record.events]
+    assert happened(replace(record, events=tuple(unbounded))).startswith("The training reached")
+
+
+def test_expected_energy_names_the_budget_it_is_for(whole: Report) -> None:
+    assert whole.energy_over_time is not None
+    assert whole.energy_over_time.expected_under == "6 W mean"
+    assert "With 6 W mean all along, the plan expects" in whole.energy_over_time.message
+
+
+def test_one_setting_leaves_no_rest(record: RunRecord) -> None:
+    settings = [at for at, event in enumerate(record.events) if event["kind"] == "setting"]
+    for count, words in ((1, ""), (2, ", the rest at 1 other setting.")):
+        kept = tuple(event for at, event in enumerate(record.events) if at not in settings[count:])
+        found = energy_figures(replace(record, events=kept))
+        assert found is not None
+        assert found[1] is not None
+        assert ("the rest" in found[1].message) == bool(words)
+        assert found[1].message.endswith(words)
+
+
+def test_readings_are_judged_by_what_the_budget_bounds(record: RunRecord) -> None:
+    told = {}
+    for text in ("6 W mean", "6 W peak", "6 W mean over 60 s", "08:00-18:00=6W,else=5W"):
+        start = {**record.start, "budget": text}
+        told[text] = trace_figure(replace(record, events=(start, *record.events[1:])))
+    assert all(told.values())
+    windows_s = [trace.window_s for trace in told.values() if trace is not None]
+    assert windows_s == [1.0, 0.0, 60.0, 1.0]
+    mean, peak = told["6 W mean"], told["6 W peak"]
+    assert mean is not None
+    assert peak is not None
+    assert mean.time_over_s == 0 < peak.time_over_s  # one reading of 7.25 W
+    assert "By single readings it was above the budget by more than 2% for 100 ms" in peak.message
+
+
+def test_a_budget_of_peaks_is_not_compared_with_means() -> None:
+    report = world.report(budget=parse_budget("6W peak"))
+    assert report.front is not None
+    assert report.decision is not None
+    assert report.front.bounds == "peak"
+    details = {figure.name: figure.detail for figure in report.decision.key_figures}
+    assert details["Mean power"] == "peaks within 6 W"
+
+
+def test_a_choice_that_cannot_reach_the_target_any_more_is_planned_anew(record: RunRecord) -> None:
+    most = world.candidates()[len(world.candidates()) - 1]
+    plan = {"kind": "plan", "at_s": 20.0, "chosen": to_json(most), "expected": {}, "reason": "as it was."}
+    never = tuple(
+        replace(run, samples=math.inf) if run.batch_size == most.batch_size else run for run in world.trainings()
+    )
+    report = world.report(record=replace(record, events=(*record.events, plan)), convergence=never)
+    assert report.front is not None
+    assert report.decision is not None
+    assert report.decision.reason != "as it was."
+    assert math.isfinite(report.front.chosen.time_s.expected)
+    assert any("may be chosen where its predicted risk" in text for text in report.assumptions)
 
 
 def test_the_budget_of_a_run_is_the_one_it_last_decided_under(record: RunRecord) -> None:
@@ -205,6 +287,11 @@ def test_pauses_count_where_the_run_knew_what_they_draw(record: RunRecord) -> No
     assert report.front.chosen.power_w.expected == pytest.approx(6.0)
     assert report.front.chosen.time_s.expected > 1.05 * alone.front.chosen.time_s.expected
     assert all(point.power_w <= 6 * (1 + 1e-9) for point in report.front.measured if point.fits)
+    assert report.front.paused > 0 == alone.front.paused
+    keys = {section.id: section.key for section in sections_of(report)}
+    assert "as pauses between steps would hold them" in keys["front"]
+    assert "as pauses between steps would hold them" in keys["maps"]
+    assert not any("as pauses" in section.key for section in sections_of(alone))
 
 
 def test_the_same_setting_is_one_point_with_all_its_names(whole: Report) -> None:
@@ -216,6 +303,12 @@ def test_the_same_setting_is_one_point_with_all_its_names(whole: Report) -> None
     shared = [other for other in one.others if "; " in other.choice.name]
     assert shared
     assert all(other.label.endswith(f"(+{other.choice.name.count('; ')})") for other in shared)
+
+
+def test_the_sentence_says_that_the_baseline_is_predicted(whole: Report) -> None:
+    assert whole.decision is not None
+    assert "; the usual way (largest batch, highest clock) is predicted to take" in whole.decision.sentence
+    assert "to reach a score of 0.97 in" in whole.decision.sentence
 
 
 def test_the_published_baseline_alone_gives_the_speed_up() -> None:

@@ -58,6 +58,14 @@ def test_a_profile_of_two_settings_still_gives_a_page() -> None:
     assert json.loads(page.split('id="drawings">')[1].split("</script>")[0]) == {}
 
 
+def test_a_run_that_failed_is_told_without_a_plan(record: RunRecord) -> None:
+    end = {**record.events[-1], "outcome": "failed", "error": "<b>no memory</b>", "restored": False}
+    failed = replace(record, events=(*record.events[:-1], end))
+    page = render(build_report(world.profile(2), None, made_at="now", record=failed))
+    assert "failed with a score of 0.971" in page
+    assert "&lt;b&gt;no memory&lt;/b&gt;. The device was not put back" in page
+
+
 def test_every_figure_is_drawn_without_error_or_network(chromium_page: Page, path: Path) -> None:
     page = visit(chromium_page, path)
     plots = page.locator(".plot")

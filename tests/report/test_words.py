@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from underwatt.report.words import bound, duration, energy, energy_unit, figures, time_unit, times
+from underwatt.report.words import bound, counted, duration, energy, energy_unit, figures, listed, time_unit, times
 
 
 @pytest.mark.parametrize(
@@ -51,3 +51,8 @@ def test_units_fit_their_axis() -> None:
 def test_a_budget_reads_as_it_was_given() -> None:
     assert bound(6.0) == "6 W"
     assert times(1.3149) == "1.31×"
+
+
+def test_counts_and_lists_read_as_sentences() -> None:
+    assert [counted(n, "reading") for n in (0, 1, 2000)] == ["0 readings", "1 reading", "2,000 readings"]
+    assert [listed(items) for items in (["a"], ["a", "b"], ["a", "b", "c"])] == ["a", "a and b", "a, b and c"]

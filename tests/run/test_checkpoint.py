@@ -3,6 +3,7 @@ from __future__ import annotations
 import random
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from train_world import blobs, same
@@ -35,6 +36,19 @@ def test_what_was_saved_goes_on_bit_by_bit(tmp_path: Path, training: Training) -
         other.step()
     assert same(other.state(), training.state())
     assert [path.name for path in tmp_path.iterdir()] == ["checkpoint.pt"]
+
+
+def test_numbers_of_numpy_come_back_as_plain_ones(tmp_path: Path, training: Training) -> None:
+    training.optimizer.param_groups[0]["lr"] = np.float64(0.0125)
+    training.optimizer.param_groups[0]["seen"] = [np.int64(3), (np.float32(0.5), np.bool_(True)), None]
+    checkpoint.save(tmp_path, training, PROGRESS)
+    state, _ = checkpoint.load(tmp_path, "who")
+    other = Training(blobs(), 16)
+    other.restore(state)
+    group = other.optimizer.param_groups[0]
+    assert group["lr"] == 0.0125
+    assert group["seen"] == [3, (0.5, True), None]
+    other.step()
 
 
 def test_without_one_it_is_said(tmp_path: Path) -> None:

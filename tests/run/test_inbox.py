@@ -65,6 +65,9 @@ def test_a_message_by_hand_that_makes_no_sense_is_told_and_skipped(tmp_path: Pat
     (tmp_path / "budget.json").write_text(content)
     assert inbox.take() is None
     assert "makes no sense" in (inbox.error or "")
+    level, text = inbox.take_news() or ("", "")
+    assert (level, "makes no sense" in text) == ("warning", True)
+    assert inbox.take_news() is None, "it is said once"
     post_budget(tmp_path, "7W", "command")
     assert inbox.take() == "7W"
     assert inbox.error is None

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import runpy
 import signal
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +27,7 @@ from underwatt.run.fixed_batch import CANNOT
 from underwatt.run.inbox import post_budget, running_runs
 from underwatt.run.lightning import BudgetCallback
 from underwatt.run.log import read_log
+from underwatt.run.tuner import Tuner
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 COST = WorkloadCost(
@@ -214,6 +217,43 @@ def test_validation_and_checkpoints_belong_to_no_step(tmp_path: Path) -> None:
     assert len(record.of("measured")) >= 3
     assert all(event["measurement"]["step_s"] < 1 for event in record.of("measured"))
     assert all(event["step_s"] is None or event["step_s"] < 1 for event in record.of("progress"))
+
+
+def test_validation_while_gradients_are_added_up_ends_when_it_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A checkpoint follows the validation, and the step that was under way goes on after it."""
+    away, spells = [0], [0]
+    testing = Tuner.testing
+
+    @contextlib.contextmanager
+    def watched(tuner: Tuner) -> Iterator[None]:
+        with testing(tuner):
+            away[0] += 1
+            spells[0] += 1
+            yield
+            away[0] -= 1
+
+    class Trains(Callback):
+        def on_before_zero_grad(self, *_: Any) -> None:
+            assert not away[0]
+
+        def on_before_backward(self, *_: Any) -> None:
+            assert not away[0], "a training pass is taken for something else"
+
+    monkeypatch.setattr(Tuner, "testing", watched)
+    saving = ModelCheckpoint(tmp_path, save_on_train_epoch_end=False)
+    fit(
+        BudgetCallback(budget_w=6, device="virtual:nano", cost=COST),
+        saving,
+        Trains(),
+        steps=12,
+        validate=True,
+        enable_checkpointing=True,
+        accumulate_grad_batches=4,
+        val_check_interval=3,  # of ten batches an epoch: the second one falls into a step
+    )
+    assert spells[0] > 10
 
 
 def test_what_validation_draws_is_not_taken_for_the_steps(tmp_path: Path) -> None:

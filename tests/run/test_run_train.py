@@ -9,7 +9,7 @@ import torch
 from run_world import virtual
 from train_world import blobs, happening, log_in, same, state_in, train
 
-from underwatt.errors import OutOfMemoryError, SensorError, StepError
+from underwatt.errors import InputError, OutOfMemoryError, SensorError, StepError
 from underwatt.plan.budget import Budget
 from underwatt.run import checkpoint
 from underwatt.run import train as train_module
@@ -48,6 +48,7 @@ def test_a_training_reaches_its_target_and_stops(tmp_path: Path) -> None:
     log = log_in(tmp_path / "run")
     assert log.end is not None
     assert (log.end["outcome"], log.end["restored"], log.end["samples"]) == ("reached", True, trained.samples)
+    assert log.end["score"] == trained.score
     scores = log.of("score")
     assert [score["samples"] for score in scores[:-1]] == [208 * n for n in range(1, len(scores))]
     assert scores[-1]["value"] == trained.score
@@ -166,6 +167,55 @@ def test_out_of_memory_does_the_samples_again_in_smaller_batches(tmp_path: Path)
     log = log_in(tmp_path / "run")
     assert any("32 does not fit" in note["text"] for note in log.of("note"))
     assert any(m["measurement"]["status"] == "out_of_memory" for m in log.of("measured"))
+
+
+class Half(torch.optim.SGD):
+    """Changes a part of the model, and then there is no memory for the rest."""
+
+    left = 0
+
+    def step(self, closure=None):
+        Half.left -= 1
+        if Half.left == 0:
+            with torch.no_grad():
+                self.param_groups[0]["params"][0].add_(1.0)
+            raise torch.OutOfMemoryError("CUDA out of memory.")
+        return super().step(closure)
+
+
+def test_out_of_memory_in_the_optimizer_goes_back_to_the_last_checkpoint(tmp_path: Path) -> None:
+    job = blobs(target=1.01, batch_sizes=(8, 32), optimizer=Half)
+    Half.left = 12
+    with pytest.raises(OutOfMemoryError, match="half changed") as caught:
+        train(tmp_path / "run", job, limit=1600)
+    assert "--resume" in caught.value.hint
+    assert state_in(tmp_path / "run")["steps"] == 0, "what may be half changed is not kept"
+    end = log_in(tmp_path / "run").end
+    assert end is not None
+    assert (end["outcome"], end["restored"]) == ("failed", True)
+    assert train(tmp_path / "run", job, limit=1600, resume=True).samples >= 1600
+
+
+def test_a_job_is_offered_no_batch_that_its_data_cannot_fill(tmp_path: Path) -> None:
+    trained = train(tmp_path / "run", blobs(target=1.01, batch_sizes=(16, 257)), limit=160)
+    assert trained.samples == 160
+    log = log_in(tmp_path / "run")
+    assert log.start["batch_sizes"] == [16]
+    assert "The data set has 256 samples: batch size 257 is left out." in [note["text"] for note in log.of("note")]
+    with pytest.raises(InputError, match="has 256 samples"):
+        train(tmp_path / "none", blobs(batch_sizes=(257,)))
+    assert not (tmp_path / "none").exists()
+
+
+def test_a_state_that_could_not_be_loaded_again_is_said_when_it_is_saved(tmp_path: Path) -> None:
+    class Odd(torch.optim.SGD):
+        def state_dict(self):
+            return {**super().state_dict(), "odd": Countdown(1, print)}
+
+    assert train(tmp_path / "run", blobs(target=1.01, optimizer=Odd), limit=160).outcome == "limit"
+    assert not checkpoint.exists(tmp_path / "run")
+    notes = [note["text"] for note in log_in(tmp_path / "run").of("note") if note["level"] == "warning"]
+    assert any("a Countdown in the training's state could not be loaded again" in text for text in notes)
 
 
 def test_where_no_batch_size_fits_it_is_an_error(tmp_path: Path) -> None:

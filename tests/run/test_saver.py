@@ -59,10 +59,11 @@ def test_a_store_that_fails_is_said_once_and_tried_again(monkeypatch: pytest.Mon
     assert time.monotonic() - begun_s < 0.04, "whoever adds must not wait"
     while store.tries < 3:
         time.sleep(0.01)
-    assert saving.take_problem() == "The store is full. Make room."
-    assert saving.take_problem() is None
+    assert saving.take_news() == ("warning", "The store is full. Make room. Measurements are kept and tried again.")
+    assert saving.take_news() is None
     store.broken = False
     assert saving.close() == 0
+    assert saving.take_news() == ("info", "Measurements can be stored again.")
     assert store.kept == some(3)
 
 
@@ -71,7 +72,7 @@ def test_what_could_not_be_stored_is_counted() -> None:
     for measurement in some(2):
         saving.add(measurement)
     assert saving.close() == 2
-    assert saving.take_problem() is not None
+    assert saving.take_news() is not None
 
 
 def test_without_a_measurement_there_is_no_thread() -> None:

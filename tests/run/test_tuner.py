@@ -315,6 +315,90 @@ def test_a_job_that_never_fits_ends_with_an_error() -> None:
         train(tuner, 5)
 
 
+def out_of_memory_above(size: int, batch: torch.Tensor) -> None:
+    """What a real GPU does where a batch is too large."""
+    if len(batch) > size:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_loop_that_runs_out_of_memory_gets_the_batch_again_in_smaller_ones(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, workers: int
+) -> None:
+    with tuned(virtual("nano"), folder=tmp_path, budget_w=6.0, options=ControlOptions()) as tuner:
+        seen: list[int] = []
+        for batch in tuner.loader(Numbers(3001), shuffle=True, num_workers=workers):
+            with tuner.training():
+                out_of_memory_above(16, batch)
+                seen += batch.tolist()
+                tuner.step()
+        assert sorted(seen) == list(range(3001))
+        assert tuner.samples == 3001
+        assert tuner.batch_size <= 16
+    warned = [text for text in notes(tmp_path) if "does not fit" in text]
+    assert warned, "no large batch was tried: nothing was tested"
+    assert len(warned) == len(set(warned)) <= 2
+    assert warned[0] in caplog.messages, "it is said also where nobody reads the log"
+
+
+def test_memory_that_runs_out_where_there_is_no_smaller_batch_is_an_error() -> None:
+    with pytest.raises(OutOfMemoryError, match="64"), tuned(virtual(), batch_sizes=(64,)) as tuner:  # noqa: PT012
+        for batch in tuner.loader(Numbers(300)):
+            with tuner.training():
+                out_of_memory_above(16, batch)
+
+
+def test_a_model_that_may_be_half_changed_is_not_trained_on() -> None:
+    class Half(torch.optim.SGD):
+        def step(self, closure: Any = None) -> Any:
+            raise torch.OutOfMemoryError("CUDA out of memory.")
+
+    optimizer = Half([torch.nn.Parameter(torch.zeros(1))], lr=0.1)
+    with pytest.raises(OutOfMemoryError, match="half changed"), tuned(virtual()) as tuner:  # noqa: PT012
+        for _ in tuner.loader(Numbers(300)):
+            with tuner.training():
+                optimizer.step()
+
+
+def test_other_errors_of_a_loop_pass_as_they_are() -> None:
+    with pytest.raises(RuntimeError, match="shapes differ"), tuned(virtual()) as tuner:  # noqa: PT012
+        for _ in tuner.loader(Numbers(300)):
+            with tuner.training():
+                raise RuntimeError("shapes differ")
+    with pytest.raises(InputError, match="was not called"), tuned(virtual()) as tuner:  # noqa: PT012
+        for _ in tuner.loader(Numbers(300)):
+            with tuner.training():
+                pass
+
+
+@pytest.mark.parametrize("drop_last", [False, True])
+def test_batch_sizes_that_a_data_set_cannot_fill_are_left_out(tmp_path: Path, drop_last: bool) -> None:
+    with tuned(virtual(), folder=tmp_path) as tuner:
+        sizes: set[int] = set()
+        while tuner.elapsed_s < 20:
+            for batch in tuner.loader(Numbers(20), drop_last=drop_last):
+                sizes.add(len(batch))
+                tuner.step()
+        assert sizes <= ({8, 16} if drop_last else {4, 8, 16})
+        energy_j = tuner.energy_j
+        for batch in tuner.loader(Numbers(2000)):
+            sizes.add(len(batch))
+            tuner.step()
+        assert sizes & {32, 64}, "a larger data set is offered them again"
+        assert tuner.energy_j > energy_j > 50
+    assert "The data set has 20 samples: batch size 32, 64 is left out." in notes(tmp_path)
+    log = log_of(tmp_path)
+    measured = [event["measurement"]["setting"]["batch_size"] for event in log.of("measured") if event["at_s"] < 20]
+    assert {8, 16} >= set(measured) != set(), "it was never measured"
+    assert log.energy_j() == pytest.approx(log.end["energy_j"], rel=0.05)
+
+
+@pytest.mark.parametrize("samples", [0, 5])
+def test_a_data_set_that_fills_no_batch_is_an_error(samples: int) -> None:
+    with tuned(virtual()) as tuner, pytest.raises(InputError, match=f"has {samples} samples"):
+        next(tuner.loader(Numbers(samples), drop_last=True))
+
+
 def test_a_locked_store_does_not_hold_up_the_training(tmp_path: Path) -> None:
     store = tmp_path / "store.db"
     with tuned(virtual(), folder=tmp_path, store=store) as tuner:
@@ -334,14 +418,33 @@ def test_a_locked_store_does_not_hold_up_the_training(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no /dev/full")
-def test_a_full_disk_ends_no_training(tmp_path: Path) -> None:
+def test_a_full_disk_ends_no_training_and_is_said_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / "log.jsonl").symlink_to("/dev/full")
     device = virtual()
     before = found_mode(device)
     with tuned(device, folder=tmp_path) as tuner:
         train(tuner, 20)
         assert tuner.samples > 0
+        assert [text for text in caplog.messages if "cannot be written" in text]
     assert found_mode(device) == before
+    assert len([text for text in caplog.messages if "cannot be written" in text]) == 1
+
+
+def test_a_log_that_could_not_be_written_for_a_while_tells_of_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> int:
+        raise OSError(28, "No space left on device")
+
+    with tuned(virtual(), folder=tmp_path) as tuner:
+        train(tuner, 3)
+        with monkeypatch.context() as patch:
+            patch.setattr("underwatt.run.log.os.write", full)
+            train(tuner, 5)
+        train(tuner, 5)
+    [said] = [text for text in notes(tmp_path) if "cannot be written" in text]
+    assert "No space left" in said
+    assert "The log can be written again." in notes(tmp_path, "info")
 
 
 def test_a_full_store_ends_no_training(tmp_path: Path) -> None:
@@ -377,6 +480,8 @@ def test_a_message_that_makes_no_sense_ends_no_training(tmp_path: Path) -> None:
         post_budget(tmp_path, "7W", "command")
         train(tuner, 5)
     assert [event["power_w"] for event in log_of(tmp_path).of("budget")] == [9.0, 7.0]
+    [said] = [text for text in notes(tmp_path) if "makes no sense" in text]
+    assert "a lot" in said
 
 
 def files(root: Path) -> dict[str, bytes]:

@@ -4,59 +4,19 @@ import contextlib
 import os
 import signal
 import sqlite3
-import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from run_world import virtual
 from train_world import blobs, log_in, train
 
-from underwatt.device.clock import SystemClock
-from underwatt.device.space import ModeSpace
-from underwatt.errors import BudgetError, InputError, StepError
+from underwatt.errors import BudgetError, InputError
 from underwatt.plan.budget import Budget
 from underwatt.plan.schedule import parse_schedule
-from underwatt.profile.store import Store
-from underwatt.records import Capability, DeviceInfo, DeviceState, PowerMode, PowerSample
 from underwatt.run import checkpoint
 from underwatt.run.live import LiveBudget
-from underwatt.run.whole import Run, run_command
-from underwatt.workload.command import CommandWorkload, Limits
-
-
-class SteadyFake:
-    """A fake device in real time: no knobs, and always the same power."""
-
-    def __init__(self, power_w: float = 5.0) -> None:
-        self.info = DeviceInfo("fake", "Steady fake", "steady-fake", "fake:steady", in_process=True)
-        self.clock = SystemClock()
-        self.space = ModeSpace(())
-        self._power_w = power_w
-
-    def capabilities(self) -> tuple[Capability, ...]:
-        return ()
-
-    def read_power(self) -> PowerSample:
-        return PowerSample(self.clock.now_s(), self._power_w)
-
-    def read_state(self) -> DeviceState:
-        return DeviceState(PowerMode())
-
-    def apply(self, mode: PowerMode) -> None:
-        assert not mode.knobs()
-
-    def snapshot(self, mode: PowerMode | None = None) -> dict[str, str]:
-        del mode
-        return {}
-
-    def restore(self, snapshot: Any) -> None:
-        assert not snapshot
-
-    def close(self) -> None:
-        pass
 
 
 def test_a_run_proves_that_the_budget_was_held_and_keeps_what_it_measured(tmp_path: Path) -> None:
@@ -202,61 +162,3 @@ def test_a_budget_that_nothing_keeps_is_an_error_that_names_the_smallest(tmp_pat
     live = LiveBudget(Budget(power_w=0.5))
     with at_most(20.0), pytest.raises(BudgetError, match=r"\d W"):
         train(tmp_path / "run", blobs(target=1.01), limit=16_000, every=10_000, live=live)
-
-
-def command(script: str, *more: str) -> CommandWorkload:
-    body = f"import sys, time\nfrom underwatt.workload import emitter\nsize = int(sys.argv[1])\n{script}"
-    return CommandWorkload([sys.executable, "-c", body, "{batch_size}", *more], limits=Limits(20.0, 10.0, 1.0))
-
-
-def run_it(tmp_path: Path, workload: CommandWorkload, live: LiveBudget, sizes: tuple[int, ...] = (8, 16)) -> int:
-    with Store(tmp_path / "store.db") as store:
-        return run_command(Run(SteadyFake(), live, tmp_path / "run", store, sizes), workload)
-
-
-@pytest.mark.slow
-def test_a_command_runs_to_its_own_end_at_the_best_batch_size(tmp_path: Path) -> None:
-    # Each start notes its batch size; a step takes 10 ms whatever the batch, so that the larger one is faster.
-    note = tmp_path / "starts"
-    script = """
-with open(sys.argv[2], "a") as note: print(size, file=note)
-for _ in range(300):
-    time.sleep(0.01)
-    emitter.step()
-"""
-    steps = run_it(tmp_path, command(script, str(note)), LiveBudget(Budget(power_w=6.0)))
-    assert steps == 300
-    starts = note.read_text().split()
-    assert set(starts) == {"8", "16"}
-    assert starts[-1] == "16"
-    log = log_in(tmp_path / "run")
-    assert log.end is not None
-    assert (log.end["outcome"], log.end["steps"], log.end["samples"]) == ("finished", 300, 4800)
-    assert log.energy_j() == pytest.approx(5.0 * log.power.at_s[-1], rel=0.05)
-
-
-@pytest.mark.slow
-def test_a_command_that_fails_and_one_whose_joules_are_spent(tmp_path: Path) -> None:
-    script = """
-for number in range(10_000):
-    time.sleep(0.01)
-    emitter.step()
-    if number == int(sys.argv[2]): raise ValueError("no more data")
-"""
-    live = LiveBudget(Budget(power_w=6.0, energy_j=2.0))
-    assert 20 <= run_it(tmp_path, command(script, "100000"), live, (8,)) < 200
-    end = log_in(tmp_path / "run").end
-    assert end is not None
-    assert end["outcome"] == "energy spent"
-    with pytest.raises(StepError, match="no more data"):
-        run_it(tmp_path / "other", command(script, "400"), LiveBudget(Budget(power_w=6.0)), (8,))
-    end = log_in(tmp_path / "other" / "run").end
-    assert end is not None
-    assert (end["outcome"], end["restored"]) == ("failed", True)
-
-
-def test_a_command_under_watts_that_nothing_keeps(tmp_path: Path) -> None:
-    script = "while True:\n    time.sleep(0.01)\n    emitter.step()"
-    with pytest.raises(BudgetError, match="5"):
-        run_it(tmp_path, command(script), LiveBudget(Budget(power_w=4.0)), (8,))
-    assert not (tmp_path / "run").exists()

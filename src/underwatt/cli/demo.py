@@ -77,7 +77,9 @@ def demo(
     _out.print(
         "[dim]Baseline: the largest batch at the highest GPU clock that fits the budget, all else at its highest, "
         "which it is told for free. Oracle: the best setting at each moment by the simulation's truth and by what each "
-        "batch size turned out to need on the real data; it is computed, not trained. Over: the share of the joules "
+        "batch size turned out to need on the real data, trained with alone from the same start; it is computed, not "
+        "trained. A training that changes its batch size may by chance need more samples or fewer than that: compare "
+        "the samples. Over: the share of the joules "
         "above the budget, by true power as means over 1 s, and for how long these were more than 2% above it.[/]"
     )
     _out.print(f"Everything is kept in {escape(str(folder))}. [dim]{time.perf_counter() - started_s:.0f} s.[/]")

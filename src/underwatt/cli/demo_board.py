@@ -56,6 +56,7 @@ class Result:
 
     time_s: float
     energy_j: float
+    samples: float
     score: float | None = None  # none where nothing was trained
     reached: bool = True
     record: RunRecord | None = None  # true power, ten times a second, and the budget
@@ -183,6 +184,7 @@ def train_underwatt(bench: Bench, schedule: Schedule, folder: Path, tell: Tell) 
     end = read_log(folder / LOG_NAME).end
     return Result(
         *took["end"],
+        training.samples,
         trained.score,
         trained.outcome == "reached",
         joules[0].under(schedule),

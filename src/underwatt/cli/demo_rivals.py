@@ -34,6 +34,11 @@ class Choice:
     power_w: float
     step_s: float
 
+    @property
+    def samples(self) -> float:
+        """How many there are to the target."""
+        return self.time_s / self.step_s * self.setting.batch_size
+
 
 def samples_in_hindsight(job: Job) -> dict[int, float]:
     """Samples to the target on the data that is really trained on, by batch size; no planner is told."""
@@ -104,7 +109,7 @@ class Rivals:
             took = joules.since()
         training.close()
         restored = dict(device.snapshot()) == found
-        return Result(*took, score, job.reached(score), joules.under(schedule), restored)
+        return Result(*took, training.samples, score, job.reached(score), joules.under(schedule), restored)
 
     def oracle(self, schedule: Schedule) -> Result:
         """The best setting at every moment, by the truth, without a moment's search; nothing is trained for it."""
@@ -113,13 +118,16 @@ class Rivals:
 
 def passed(schedule: Schedule, choose: Callable[[float], Choice]) -> Result:
     """A training that uses the choice for each level of a schedule, and changes between them at no cost."""
-    at_s = energy_j = share = 0.0
+    at_s = energy_j = samples = share = 0.0
     while True:
         choice = choose(schedule.power_w(at_s))
         left_s = (1 - share) * choice.time_s
         ends_s = schedule.next_change_s(at_s)
         if at_s + left_s <= ends_s:
-            return Result(at_s + left_s, energy_j + left_s * choice.power_w)
-        share += (ends_s - at_s) / choice.time_s
+            samples += (1 - share) * choice.samples
+            return Result(at_s + left_s, energy_j + left_s * choice.power_w, samples)
+        passed_share = (ends_s - at_s) / choice.time_s
+        share += passed_share
+        samples += passed_share * choice.samples
         energy_j += (ends_s - at_s) * choice.power_w
         at_s = ends_s

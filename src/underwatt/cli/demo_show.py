@@ -71,7 +71,7 @@ def say_training(out: Console, schedule: Schedule) -> Callable[[float, str, dict
 
 def say_results(out: Console, stories: Sequence[Story]) -> None:
     """One table of everything, and whether the budgets were held."""
-    table = plain_table("budget", "", "time", "", "watts", "joules", "accuracy", "over", "")
+    table = plain_table("budget", "", "time", "", "watts", "joules", "samples", "accuracy", "over", "")
     for at in (0, 1):
         table.columns[at].justify = "left"
     for story in stories:
@@ -103,7 +103,8 @@ def _figures(row: Result, baseline: Result | None) -> tuple[str, ...]:
         share, seconds = _over(row)
         over, over_for = f"{share:.2%}", f"{seconds:.1f} s" if seconds else ""
     faster = "" if baseline is None else f"{baseline.time_s / row.time_s:.2f}×"
-    return f"{row.time_s:,.1f} s", faster, f"{row.power_w:.2f}", f"{row.energy_j:,.0f}", accuracy, over, over_for
+    spent = f"{row.power_w:.2f}", f"{row.energy_j:,.0f}", f"{row.samples:,.0f}"
+    return f"{row.time_s:,.1f} s", faster, *spent, accuracy, over, over_for
 
 
 def _over(row: Result) -> tuple[float, float]:

@@ -27,8 +27,9 @@ from underwatt.plan.budget import Budget, parse_budget
 from underwatt.plan.schedule import Schedule, parse_schedule, read_schedule
 from underwatt.profile.store import Store, default_store_path
 from underwatt.records import to_json
+from underwatt.run.command import run_command
 from underwatt.run.live import LiveBudget
-from underwatt.run.whole import LOG_NAME, Run, run_command, run_job
+from underwatt.run.whole import LOG_NAME, Run, run_job
 from underwatt.workload.choose import JOB_HELP, CommandRate, choose_workload
 
 if TYPE_CHECKING:
@@ -63,7 +64,9 @@ def run(
     target: float | None = typer.Option(None, help="Which target of the convergence runs; the newest by default."),
     reference: list[str] = typer.Option([], "--reference", "-r", help=REFERENCE_HELP),
     lr: float | None = typer.Option(None, help="For a command: what {lr} stands for ..."),
-    lr_batch_size: int = typer.Option(128, min=1, help="... at this batch size; scaled by its square root elsewhere."),
+    lr_batch_size: int | None = typer.Option(
+        None, min=1, help="... at this batch size (128 by default); scaled by its square root elsewhere."
+    ),
     store: Path | None = typer.Option(None, "--store", help=STORE_HELP, show_default=False),
     as_json: bool = typer.Option(False, "--json", help="For programs: how it ended."),
 ) -> None:
@@ -73,6 +76,7 @@ def run(
     with Store(store or default_store_path()) as kept:
         display = Display(_log)
         if len(job) == 1 and ":" in job[0]:
+            _refuse("A job knows its own learning rate", {"--lr": lr, "--lr-batch-size": lr_batch_size})
             wanted = _Wanted(
                 parse_batch_sizes(batch_sizes),
                 out,
@@ -87,12 +91,21 @@ def run(
             return
         if resume:
             raise InputError("A command cannot be resumed from here.", hint="It must keep its own checkpoints.")
-        workload, _ = choose_workload(job, here, rate=CommandRate(lr, lr_batch_size))
+        _refuse(
+            "A command tests itself and runs to its own end",
+            {"--evaluate-every": evaluate_every, "--limit": limit, "--target": target},
+        )
+        if lr is None or not any("{lr}" in word for word in job):
+            _refuse("There is no {lr} in the command", {"--lr": lr})
+            _refuse("No --lr is given", {"--lr-batch-size": lr_batch_size})
+        rate = CommandRate(lr) if lr_batch_size is None else CommandRate(lr, lr_batch_size)
+        workload, _ = choose_workload(job, here, rate=rate)
         sizes = parse_batch_sizes(batch_sizes)
         if not sizes:
             raise InputError("A command does not say which batch sizes to try.", hint="Add for example -b 8,16,32,64.")
         folder = out or _new_folder(workload.info.name)
         _refuse_to_mix(folder)
+        profile = kept.profile(kept.profile_id(here.info, workload.info))
         with display:
             wanted_run = Run(
                 here,
@@ -100,6 +113,7 @@ def run(
                 folder,
                 kept,
                 sizes,
+                references=load_references(kept, reference, profile),
                 set_modes=not no_modes,
                 listener=display.listen,
                 watch=display.watch,
@@ -162,6 +176,13 @@ def _run_job(spec: str, here: Device, live: LiveBudget, kept: Store, display: Di
                 hint = f"Stopped; the device is as it was. Go on with: underwatt run … --out {folder} --resume"
                 display.say(escape(hint))
             raise
+
+
+def _refuse(why: str, options: dict[str, object]) -> None:
+    """Refuse options that would do nothing."""
+    given = [name for name, value in options.items() if value not in (None, 0)]
+    if given:
+        raise InputError(f"{why}, so {' and '.join(given)} would do nothing.", hint="Leave it out.")
 
 
 def _live(budget: str, schedule: Path | None, energy: str) -> LiveBudget:

@@ -50,7 +50,7 @@ class SystemClock:
         time.sleep(max(0.0, seconds))
 
     def every(self, period_s: float, call: Callable[[], None]) -> Timer:
-        """Call from a daemon thread on a fixed grid of times; a late call skips, it does not pile up."""
+        """Call from a daemon thread on a fixed grid of times; a late call follows at once, but they do not pile up."""
         return _ThreadTimer(period_s, call)
 
 
@@ -67,7 +67,7 @@ class _ThreadTimer:
         while not self._stop.is_set():
             self._call()
             now_s = time.monotonic()
-            due_s += self._period_s * max(1, -int((due_s - now_s) // self._period_s))
+            due_s = max(due_s + self._period_s, now_s - self._period_s)
             self._stop.wait(max(0.0, due_s - now_s))
 
     def cancel(self) -> None:

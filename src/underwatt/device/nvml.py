@@ -26,6 +26,9 @@ _SETTING_REMEDY = "Run as root (sudo), or give the container CAP_SYS_ADMIN; a du
 _CAP_SYS_ADMIN_BIT = 21
 _LIMIT_STEPS = 20
 _PLAUSIBLE_W = 5000.0
+# Cards count joules in steps of up to a tenth of a second: a look each so often, for so long, sees one. A look that
+# took longer, because another thread had the interpreter, does not tell when the counter moved.
+_COUNTER_LOOK_S, _COUNTER_WAIT_S, _SURE_S = 0.004, 0.22, 0.015
 _UNLOCKED = "unlocked"
 _CLOCK_KNOBS = {  # how NVML locks each clock, and how it lets go
     "mem_mhz": ("nvmlDeviceSetMemoryLockedClocks", "nvmlDeviceResetMemoryLockedClocks"),
@@ -131,17 +134,19 @@ class NvmlDevice:
         return tuple(found)
 
     def read_power(self) -> PowerSample:
-        """Watts now, and the energy counter where there is one."""
+        """Watts now, and the energy counter where there is one: read at the moment it moves.
+
+        A counter that moves ten times a second, read at any moment, is wrong by what a tenth of a second draws; over
+        a few seconds that is percents. So this waits for it, a tenth of a second at most.
+        """
         if self._read_mw is None:
             raise SensorError(
                 f"{self.info.name} does not report its power ({self._why_not.get('power', 'no answer')}).",
                 hint="Without a power reading no budget can be held on this device.",
             )
         try:
+            at_s, energy_j = self._wait_for_counter() if self._has_counter else (self.clock.now_s(), None)
             power_w = self._read_mw() / 1000
-            energy_j = None
-            if self._has_counter:
-                energy_j = self._nvml.nvmlDeviceGetTotalEnergyConsumption(self._handle) / 1000
         except self._nvml.NVMLError as exc:
             raise SensorError(
                 f"{self.info.name} stopped reporting its power ({exc}).",
@@ -149,7 +154,18 @@ class NvmlDevice:
             ) from exc
         if not 0 < power_w < _PLAUSIBLE_W:
             raise SensorError(f"{self.info.name} reports {power_w:g} W, which cannot be.")
-        return PowerSample(self.clock.now_s(), power_w, energy_j)
+        return PowerSample(at_s, power_w, energy_j)
+
+    def _wait_for_counter(self) -> tuple[float, float]:
+        """When the counter has moved, and joules as of then; or as of now, where it does not move at all."""
+        read, now_s = self._nvml.nvmlDeviceGetTotalEnergyConsumption, self.clock.now_s
+        until_s, last_mj = now_s() + _COUNTER_WAIT_S, read(self._handle)
+        while True:
+            self.clock.sleep(_COUNTER_LOOK_S)
+            begin_s, counted_mj, end_s = now_s(), read(self._handle), now_s()
+            if (counted_mj != last_mj and end_s - begin_s < _SURE_S) or end_s >= until_s:
+                return (begin_s + end_s) / 2, float(counted_mj) / 1000
+            last_mj = counted_mj
 
     def read_state(self) -> DeviceState:
         """Clocks as they run, the limit in force, temperature, and why the card is slowed down."""

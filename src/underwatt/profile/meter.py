@@ -1,8 +1,8 @@
 """The meter: samples a device's power in the background and takes the beats of a job.
 
 It can stay on for a whole training: a beat is one append, a sample one sensor reading each 100 ms, and a look at the
-last seconds costs no more after a day than after a minute. A reading that fails is raised to whoever asks for watts of
-a time that holds it; it never becomes a number.
+last seconds costs no more after a day than after a minute. A reading that fails never becomes a number: one alone is
+missed, and counted as such; where they go on failing, that is raised to whoever asks for watts of the time.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ KEEP_BEATS = 1_000_000
 KEEP_ABSENCES = 10_000
 ABSENCE_SETTLES_S = 1.0  # readings after something else than training still tell of that
 STALE_PERIODS, STALE_S = 10, 1.0  # readings older than so many periods and this long are no readings of now
+BRIDGED_PERIODS = 4  # a gap between readings that worked may be this long
 COUNTER_TOLERANCE = 0.25  # between the hardware's energy counter and the readings, over a window
 COUNTER_MIN_READINGS = 10  # fewer do not tell a slow counter from a broken one
 
@@ -93,7 +94,8 @@ class Meter:
         self._keep_beat = self._beats.append
         self._pauses: deque[tuple[float, float]] = deque(maxlen=KEEP_BEATS)
         self._absences: deque[tuple[float, float]] = deque(maxlen=KEEP_ABSENCES)
-        self._failed: tuple[float, SensorError] | None = None  # the newest failed reading
+        self._failing: tuple[float, SensorError] | None = None  # since the last reading that worked
+        self._failed: tuple[float, SensorError] | None = None  # the newest that left too long a gap
         self._missed = 0
         self._listeners: list[Callable[[PowerSample], None]] = []
         self._timer: Timer | None = None
@@ -124,7 +126,8 @@ class Meter:
     @property
     def failure(self) -> SensorError | None:
         """Why the newest failed reading failed."""
-        return self._failed[1] if self._failed else None
+        found = self._failing or self._failed
+        return found[1] if found else None
 
     def readings_after(self, at_s: float) -> list[PowerSample]:
         """The readings that worked after a moment, oldest first."""
@@ -147,25 +150,31 @@ class Meter:
         try:
             sample = self._device.read_power()
         except SensorError as exc:
-            self._failed = (self._now_s(), exc)
+            self._failing = (self._now_s(), exc)
             return
         except Exception as exc:  # noqa: BLE001 - whatever ends the sampling must reach whoever asks for watts
             error = SensorError(f"The power of {self._device.info.name} cannot be read any more ({exc}).")
             error.__cause__ = exc
-            self._failed = (self._now_s(), error)
+            self._failing = (self._now_s(), error)
             return
-        if self._samples:
-            gap_s = sample.at_s - self._samples[-1].at_s
-            self._missed += max(0, round(gap_s / self._period_s) - 1)
+        gap_s = sample.at_s - self._samples[-1].at_s if self._samples else 0.0
+        self._missed += max(0, round(gap_s / self._period_s) - 1)
+        if self._failing is not None:
+            if gap_s > BRIDGED_PERIODS * self._period_s:
+                self._failed = self._failing
+            self._failing = None
         self._samples.append(sample)
         for listener in self._listeners:
             listener(sample)
 
     def trace(self, since_s: float = -np.inf) -> Trace:
-        """The readings from a moment on; raises the sensor's error where one of them failed."""
+        """The readings from a moment on; raises the sensor's error where it failed for longer than a moment."""
         if self._failed is not None and self._failed[0] >= since_s:
             raise self._failed[1]
-        newest = self._samples[-1] if self._samples else None
+        newest, failing = self.newest, self._failing
+        bridged_s = BRIDGED_PERIODS * self._period_s
+        if failing is not None and (newest is None or failing[0] - newest.at_s >= bridged_s):
+            raise failing[1]
         if self._timer and newest and self._now_s() - newest.at_s > STALE_PERIODS * self._period_s + STALE_S:
             raise SensorError(
                 f"The power of {self._device.info.name} was last read {self._now_s() - newest.at_s:.1f} s ago.",

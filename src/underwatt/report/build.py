@@ -12,7 +12,8 @@ from underwatt.report.checking import convergence_figure, parity_figure
 from underwatt.report.figures import Decision, Measurements, Missing, Report, Title
 from underwatt.report.planned import make_plan
 from underwatt.report.planning import decide, energy_by_setting, front_figure, heat_maps, measured_message
-from underwatt.report.running import energy_figures, happened, setting_of, trace_figure
+from underwatt.report.running import energy_figures, happened, trace_figure
+from underwatt.report.sources import setting_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -50,6 +51,7 @@ def build_report(
     report = Report(
         title=_title(profile, budget, made_at),
         decision=None,
+        happened="" if record is None else happened(record),
         front=None,
         time_map=None,
         power_map=None,
@@ -69,7 +71,7 @@ def build_report(
         time_map, power_map = heat_maps(planned) or (None, None)
         report = replace(
             report,
-            decision=Decision(sentence, planned.reason, "" if record is None else happened(record), key_figures),
+            decision=Decision(sentence, planned.reason, key_figures),
             front=front,
             time_map=time_map,
             power_map=power_map,
@@ -177,7 +179,7 @@ def _with_run(
         missing.append(Missing(section, "The run logged no power.", _RUN))
         return report
     expected_j = planned.chosen.energy_j.expected if planned is not None and planned.per == "target" else None
-    over_time, spent = energy_figures(record, expected_j, None if budget is None else budget.energy_j) or (None, None)
+    over_time, spent = energy_figures(record, expected_j, budget) or (None, None)
     return replace(report, trace=trace, energy_over_time=over_time, energy_spent=spent)
 
 
@@ -197,9 +199,14 @@ def _assumptions(
     if record is not None and record.start["simulated"]:
         found.append("The run's seconds are simulated seconds.")
     if planned is not None:
+        chosen = (
+            "The run held settings that it had measured. One that was not measured counts as keeping the budget"
+            if planned.by_run
+            else "A setting that was not measured may be chosen"
+        )
         found.append(
-            f"A setting that was not measured may be chosen where its predicted risk to exceed the budget is at most "
-            f"{100 * planned.plan.risk:g}%; bands and intervals hold the truth nine times in ten."
+            f"{chosen} where its predicted risk to exceed the budget is at most {100 * planned.plan.risk:g}%; bands "
+            "and intervals hold the truth nine times in ten."
         )
         if planned.per == "sample":
             found.append(

@@ -58,7 +58,7 @@ def label(text: str, x: float | str, y: float | str, short: str = "", **more: An
     """A direct label; ``short`` stands for it on a narrow screen (Plotly keeps it in ``name``)."""
     return {
         "text": plain(text),
-        "name": short,
+        "name": plain(short),
         "x": x,
         "y": y,
         "showarrow": False,

@@ -103,7 +103,7 @@ def draw_front(front: Front, simulated: bool) -> Drawing:
         left = (front.budget_w - box[0]) / (box[1] - box[0]) < EDGE
         labels.append(
             label(
-                f"budget {bound(front.budget_w)}",
+                f"budget {bound(front.budget_w)}{' for peaks' if front.bounds == 'peak' else ''}",
                 front.budget_w,
                 1,
                 yref="paper",

@@ -34,8 +34,11 @@ def draw_map(heat: HeatMap, simulated: bool) -> Drawing:
             "type": "heatmap",
             "z": [[math.log10(v) if math.isfinite(v) else None for v in line] for line in heat.values],
             "colorscale": SCALE,
-            "text": [[say(value) for value in line] for line in heat.values],
-            "hovertemplate": "batch %{x}, row %{y}: %{text}<extra></extra>",
+            "text": [
+                [f"batch {size}, {heat.knob_values[row]:g}: {say(value)}" for size, value in cells]
+                for row, cells in enumerate(zip(heat.batch_sizes, line, strict=True) for line in heat.values)
+            ],
+            "hovertemplate": "%{text}<extra></extra>",
             "xgap": 1,
             "ygap": 1 if rows <= 40 else 0,
             "colorbar": {

@@ -61,8 +61,8 @@ def draw_energy(found: EnergyOverTime) -> Drawing:
     unit_j, unit_name = energy_unit(largest)
     traces = [_over_time(found.at_s, [value / unit_j for value in found.energy_j], unit_s, color=ACCENT, width=2)]
     labels, shapes = [], []
-    bounds = [("expected to the target", found.expected_j), ("budget", found.budget_j)]
-    for name, value in bounds:
+    expected = f"expected to the target with {found.expected_under} all along"
+    for name, value in ((expected, found.expected_j), ("budget", found.budget_j)):
         if value is not None:
             shapes.append(
                 {

@@ -49,11 +49,10 @@ class KeyFigure:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """The choice in one sentence, why it was made, and how its training went where there is one."""
+    """The choice in one sentence, and why it was made."""
 
     sentence: str
     reason: str
-    happened: str
     key_figures: tuple[KeyFigure, ...]
 
 
@@ -82,12 +81,14 @@ class Front:
 
     per: str  # "target" or "sample": what the time is the time of
     budget_w: float | None
+    bounds: str  # "mean" or "peak": which watts the budget bounds; those drawn are means
     front: tuple[Expectation, ...]  # from the fastest to the one that draws least
     measured: tuple[MeasuredPoint, ...]
     chosen: Expectation
     others: tuple[Other, ...]
     settings: int
     keeping: int  # how many settings keep the budget
+    paused: int  # how many are shown as pauses between steps hold them
     message: str
 
 
@@ -104,6 +105,7 @@ class HeatMap:
     keeps: tuple[tuple[bool, ...], ...]
     measured: tuple[tuple[bool, ...], ...]
     chosen: tuple[int, int]  # row and column
+    paused: int  # how many cells are shown as pauses between steps hold them
     others_at: str  # where the other knobs stand
     message: str
 
@@ -173,7 +175,8 @@ class PowerTrace:
     over_at_s: Floats  # shown readings above the budget
     over_power_w: Floats
     readings_over: int  # before thinning
-    time_over_s: float  # that the mean of a second was over by more than the tolerance, changes left out
+    window_s: float  # over how long readings are averaged to judge them; 0 for a budget of peaks
+    time_over_s: float  # that this mean was over by more than the tolerance, changes left out
     energy_over_j: float
     changes: tuple[Change, ...]
     message: str
@@ -187,6 +190,7 @@ class EnergyOverTime:
     at_s: Floats
     energy_j: Floats
     expected_j: float | None
+    expected_under: str  # the budget for which it was expected
     budget_j: float | None
     message: str
 
@@ -234,6 +238,7 @@ class Report:
 
     title: Title
     decision: Decision | None
+    happened: str  # how the run went, empty where there is none
     front: Front | None
     time_map: HeatMap | None
     power_map: HeatMap | None

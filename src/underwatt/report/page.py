@@ -13,7 +13,7 @@ from underwatt._imports import require
 from underwatt.report.sections import sections_of
 
 if TYPE_CHECKING:
-    from underwatt.report.figures import Decision, Report, Title
+    from underwatt.report.figures import Report, Title
     from underwatt.report.sections import Section
 
 
@@ -36,7 +36,7 @@ def render(report: Report) -> str:
             '<meta name="color-scheme" content="light dark">\n',
             f"<title>{escape(name)}</title>\n<style>{style}</style>\n</head>\n<body>\n",
             '<a class="skip" href="#content">Skip to the report</a>\n',
-            _header(report.title, report.decision),
+            _header(report),
             _contents(sections),
             '<main id="content">\n',
             "".join(_section(section) for section in sections),
@@ -54,7 +54,9 @@ def _name(title: Title) -> str:
     return f"{title.workload} on {title.device}{simulated}: Underwatt report"
 
 
-def _header(title: Title, decision: Decision | None) -> str:
+def _header(report: Report) -> str:
+    title, decision = report.title, report.decision
+    happened = f'<p class="happened">{escape(report.happened)}</p>\n' if report.happened else ""
     chip = '<span class="chip">simulated device</span>' if title.simulated else ""
     budget = f"<span>Budget {escape(title.budget)}</span>" if title.budget else ""
     text = (
@@ -67,12 +69,13 @@ def _header(title: Title, decision: Decision | None) -> str:
             f"<div><dt>{escape(f.name)}</dt><dd><strong>{escape(f.value)}</strong><span>{escape(f.detail)}</span></dd></div>"
             for f in decision.key_figures
         )
-        happened = f'<p class="happened">{escape(decision.happened)}</p>\n' if decision.happened else ""
         text += (
             f'<section aria-labelledby="decision"><h2 id="decision" class="quiet">The decision</h2>\n'
             f'<p class="decision">{escape(decision.sentence)}</p>\n{happened}<dl class="figures">{figures}</dl>\n'
             f'<p class="why">Why: {escape(decision.reason)}</p></section>\n'
         )
+    else:
+        text += happened
     return f"{text}</header>\n"
 
 

@@ -41,7 +41,8 @@ class Planned:
     reason: str
     others: tuple[Alternative, ...]
     per: str  # "target" or "sample"
-    paused: bool  # whether the choice keeps the budget by pauses between steps
+    by_run: bool  # whether a run made the choice, and no plan from what was measured
+    paused: NDArray[np.bool_]  # which candidates keep the budget by pauses between steps, seen so in the outlook
 
     @property
     def row(self) -> int:
@@ -74,10 +75,11 @@ def make_plan(
     outlook, measured = outlook_as_known(problem, prediction, measurements)
     chance = outlook.chance_to_fit(budget)
     chosen, reason = plan.chosen, plan.reason
-    if decided is not None and len(rows_of(candidates, decided[0])):
-        row = int(rows_of(candidates, decided[0])[0])
-        chosen, reason = _describe(problem, outlook, chance, measured, row), decided[1]
-    row = int(rows_of(candidates, chosen.setting)[0])
+    taken = np.empty(0, dtype=np.intp) if decided is None else rows_of(candidates, decided[0])
+    # A choice that never reaches the target, by trainings made since, is no plan to explain.
+    by_run = bool(len(taken)) and bool(np.isfinite(outlook.log_time_s[taken[0]]))
+    if decided is not None and by_run:
+        chosen, reason = _describe(problem, outlook, chance, measured, int(taken[0])), decided[1]
     steps_alone, _ = outlook_as_known(replace(problem, idle_w=None), prediction, measurements)
     return Planned(
         problem=problem,
@@ -90,7 +92,8 @@ def make_plan(
         reason=reason,
         others=compare(problem, prediction, measurements, risk=risk, stock_modes=stock_modes),
         per="sample" if curve is None else "target",
-        paused=bool(outlook.log_time_s[row] > steps_alone.log_time_s[row]),
+        by_run=by_run,
+        paused=outlook.log_time_s > steps_alone.log_time_s,
     )
 
 

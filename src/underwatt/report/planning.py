@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from underwatt.plan import Watts
 from underwatt.plan.compare import JOINT, LARGEST, cannot_keep, joined
 from underwatt.plan.problem import outcome, rows_of
 from underwatt.report.figures import EnergyBySetting, Front, HeatMap, KeyFigure, MeasuredPoint, Other
@@ -34,17 +35,21 @@ def decide(planned: Planned, target: float | None) -> tuple[str, tuple[KeyFigure
     """The choice in one sentence, and its key figures."""
     chosen, budget = planned.chosen, planned.problem.budget
     aim = (
-        f"reach {target:g} in {duration(chosen.time_s.expected)}"
+        f"reach a score of {target:g} in {duration(chosen.time_s.expected)}"
         if target is not None and planned.per == "target"
         else (f"take {took(chosen.time_s.expected, planned.per)}")
     )
     how = "measured" if chosen.measured else "predicted, not yet measured"
-    over = not planned.paused and budget.power_w is not None and chosen.power_w.expected > budget.power_w
-    kept = f"held to {budget} by pauses" if over or planned.paused else f"within {budget}"
+    paused = bool(planned.paused[planned.row])
+    over = not paused and budget.power_w is not None and chosen.power_w.expected > budget.power_w
+    kept = f"held to {budget} by pauses" if over or paused else f"within {budget}"
     if over:  # by what a pause draws is not known, so the time is that of the steps alone
         kept += ", which take time on top"
     gain = None if over else slower_other(planned)
-    beside = f"; {gain[0].name} would take {times(gain[1])} as long" if gain else ""
+    beside = ""
+    if gain is not None:
+        takes = "is predicted to take" if gain[0].known == "predicted" else "would take"
+        beside = f"; the usual way ({gain[0].name}) {takes} {times(gain[1])} as long"
     sentence = f"Train at {chosen.setting} to {aim} at {watts(chosen.power_w.expected)}, {kept} ({how}){beside}."
     return sentence, _key_figures(planned, gain)
 
@@ -63,7 +68,13 @@ def slower_other(planned: Planned) -> tuple[Alternative, float] | None:
 
 def _key_figures(planned: Planned, gain: tuple[Alternative, float] | None) -> tuple[KeyFigure, ...]:
     chosen, per = planned.chosen, planned.per
-    bound_w = planned.problem.budget.power_w
+    budget, bound_w = planned.problem.budget, planned.problem.budget.power_w
+    if bound_w is None:
+        against = "no bound"
+    elif budget.watts is Watts.PEAK:  # the mean says nothing of how close the peaks come
+        against = f"peaks within {bound(bound_w)}"
+    else:
+        against = f"{percent(chosen.power_w.expected / bound_w)} of {bound(bound_w)}"
     found = [
         KeyFigure(
             "Time to target" if per == "target" else "Time of one sample",
@@ -73,7 +84,7 @@ def _key_figures(planned: Planned, gain: tuple[Alternative, float] | None) -> tu
         KeyFigure(
             "Mean power",
             watts(chosen.power_w.expected),
-            f"{percent(chosen.power_w.expected / bound_w)} of {bound(bound_w)}" if bound_w else "no bound",
+            against,
         ),
         KeyFigure(
             "Energy to target" if per == "target" else "Energy of one sample",
@@ -106,12 +117,14 @@ def front_figure(planned: Planned) -> Front:
     return Front(
         per=planned.per,
         budget_w=bound_w,
+        bounds=planned.problem.budget.watts.value,
         front=_some(planned.plan.front, chosen),
         measured=_measured(planned),
         chosen=chosen,
         others=others,
         settings=len(planned.problem),
         keeping=keeping,
+        paused=int(planned.paused.sum()),
         message=message,
     )
 
@@ -184,6 +197,7 @@ def heat_maps(planned: Planned) -> tuple[HeatMap, HeatMap] | None:
                 keeps=tuple(tuple(bool(cell) for cell in line) for line in keeps),
                 measured=tuple(tuple(bool(cell) for cell in line) for line in measured),
                 chosen=chosen,
+                paused=int(planned.paused[rows].sum()),
                 others_at=_others_at(planned.chosen.setting, knob),
                 message=_map_message(planned, quantity, values, keeps, knob),
             )

@@ -3,33 +3,32 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from itertools import groupby
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from underwatt.records import PowerMode, Setting
+from underwatt.plan import Watts
 from underwatt.report.figures import Change, EnergyOverTime, EnergySpent, PowerTrace, Share
+from underwatt.report.sources import OUTCOMES, given_budget, setting_of
 from underwatt.report.thin import stretches, thin
-from underwatt.report.words import bound, duration, energy, figures, percent, watts
+from underwatt.report.words import bound, counted, duration, energy, figures, listed, percent, watts
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from underwatt.plan import Budget
+    from underwatt.records import Setting
     from underwatt.run.log_read import RunRecord
 
     Floats = NDArray[np.float64]
 
 MOST_ENERGY_POINTS = 400
+MOST_LEVELS = 4
 TOLERANCE = 0.02
-WINDOW_S = 1.0
+WINDOW_S = 1.0  # where the budget bounds the mean and does not say over how long
 # Sensors average over about so long: until then readings still show what was before a change.
 LAG_S = 2.0
-
-
-def setting_of(plain: dict[str, Any]) -> Setting:
-    """A setting as a log holds it."""
-    mode = {name: value for name, value in plain["mode"].items() if value is not None}
-    return Setting(PowerMode.of(mode), int(plain["batch_size"]))
 
 
 def trace_figure(record: RunRecord) -> PowerTrace | None:
@@ -44,7 +43,8 @@ def trace_figure(record: RunRecord) -> PowerTrace | None:
     parts = stretches(at_s, power_w)
     steps_s, steps_w = (np.asarray(column, dtype=float) for column in record.budget_steps)
     bounded = np.isfinite(steps_w)
-    time_over_s = float(record.time_over_s(TOLERANCE, WINDOW_S, LAG_S))
+    window_s = _window_s(record)
+    time_over_s = float(record.time_over_s(TOLERANCE, window_s, LAG_S))
     energy_over_j = float(record.energy_over_j())
     shown_over = rows[over[rows]]
     return PowerTrace(
@@ -61,18 +61,27 @@ def trace_figure(record: RunRecord) -> PowerTrace | None:
         over_at_s=_plain(at_s[shown_over]),
         over_power_w=_plain(power_w[shown_over]),
         readings_over=int(over.sum()),
+        window_s=window_s,
         time_over_s=time_over_s,
         energy_over_j=energy_over_j,
         changes=_changes(record),
-        message=_trace_message(at_s, power_w, bound_w, time_over_s, energy_over_j),
+        message=_trace_message(at_s, power_w, bound_w, window_s, time_over_s, energy_over_j),
     )
 
 
-def _trace_message(at_s: Floats, power_w: Floats, bound_w: Floats, time_over_s: float, energy_over_j: float) -> str:
-    text = (
-        f"{len(at_s):,} readings over {duration(float(at_s[-1] - at_s[0]))}: {watts(float(power_w.mean()))} on "
-        f"average, {watts(float(power_w.max()))} at most."
-    )
+def _window_s(record: RunRecord) -> float:
+    """Over how long watts are averaged to judge them by the budget that the run began with; 0 for its peaks."""
+    budget = given_budget(record)
+    if budget is not None and budget.watts is Watts.PEAK:
+        return 0.0
+    return WINDOW_S if budget is None or budget.window_s is None else budget.window_s
+
+
+def _trace_message(
+    at_s: Floats, power_w: Floats, bound_w: Floats, window_s: float, time_over_s: float, energy_over_j: float
+) -> str:
+    lasted, mean_w = duration(float(at_s[-1] - at_s[0])), watts(float(power_w.mean()))
+    text = f"{counted(len(at_s), 'reading')} over {lasted}: {mean_w} on average, {watts(float(power_w.max()))} at most."
     if not np.isfinite(bound_w).any():
         return text
     over = float((power_w > bound_w).mean())
@@ -81,10 +90,11 @@ def _trace_message(at_s: Floats, power_w: Floats, bound_w: Floats, time_over_s: 
         if time_over_s == 0
         else f"above the budget by more than {percent(TOLERANCE)} for {duration(time_over_s)}"
     )
+    judged = f"Averaged over {window_s:g} s" if window_s else "By single readings"
     return (
-        f"{text} Averaged over {WINDOW_S:g} s it was {held}, where the {LAG_S:g} s after a change of setting or budget "
-        f"are left out, because sensors average. {figures(100 * over, 2)}% of all single readings lie above the line, "
-        f"by {energy(energy_over_j) if energy_over_j else '0 J'} together."
+        f"{text} {judged} it was {held}, where the {LAG_S:g} s after a change of setting or budget are left out, "
+        f"because sensors average. {figures(100 * over, 2)}% of all single readings lie above the line, by "
+        f"{energy(energy_over_j) if energy_over_j else '0 J'} together."
     )
 
 
@@ -107,9 +117,12 @@ def _changes(record: RunRecord) -> tuple[Change, ...]:
 
 
 def energy_figures(
-    record: RunRecord, expected_j: float | None, budget_j: float | None
+    record: RunRecord, expected_j: float | None = None, budget: Budget | None = None
 ) -> tuple[EnergyOverTime, EnergySpent | None] | None:
-    """Energy over time, and by setting; nothing where no reading was logged."""
+    """Energy over time, and by setting; nothing where no reading was logged.
+
+    ``expected_j`` is what a whole training was expected to take under ``budget``, which may be one of several.
+    """
     at_s, power_w, span_s = _readings(record)
     if len(at_s) < 2:
         return None
@@ -118,8 +131,17 @@ def energy_figures(
     simulated = bool(record.start["simulated"])
     message = f"The run took {energy(float(total_j[-1]))} in {duration(float(at_s[-1] - at_s[0]))}."
     if expected_j is not None and math.isfinite(expected_j):
-        message += f" The plan expected {energy(expected_j)} to the target, search not included."
-    over_time = EnergyOverTime(simulated, _plain(at_s[rows]), _plain(total_j[rows]), expected_j, budget_j, message)
+        expected = f"the plan expects {energy(expected_j)} to the target"
+        message += f" With {budget} all along, {expected}, search not included."
+    over_time = EnergyOverTime(
+        simulated,
+        _plain(at_s[rows]),
+        _plain(total_j[rows]),
+        expected_j,
+        "" if budget is None else str(budget),
+        None if budget is None else budget.energy_j,
+        message,
+    )
     return over_time, _spent(record, at_s, total_j, simulated)
 
 
@@ -143,31 +165,35 @@ def _spent(record: RunRecord, at_s: Floats, total_j: Floats, simulated: bool) ->
     )
     whole = sum(share.energy_j for share in shares)
     most = shares[0]
-    message = (
-        f"{percent(most.energy_j / whole) if whole else 'None'} of the energy was spent at {most.setting}, "
-        f"the rest at {len(shares) - 1} other settings."
-    )
+    rest = f", the rest at {counted(len(shares) - 1, 'other setting')}" if len(shares) > 1 else ""
+    message = f"{percent(most.energy_j / whole) if whole else 'None'} of the energy was spent at {most.setting}{rest}."
     return EnergySpent(simulated, shares, message)
 
 
 def happened(record: RunRecord) -> str:
-    """How the run went, in one sentence."""
-    end = record.end
+    """How the run went, under which budgets, in one sentence."""
+    end, under = record.end, _under(record)
     if end is None:
-        return "The run has not ended, or was cut off."
-    how = {
-        "reached": "reached its target",
-        "limit": "ended at its limit",
-        "interrupted": "was interrupted",
-        "failed": "failed",
-        "energy spent": "ended when its energy was spent",
-    }.get(end["outcome"], str(end["outcome"]))
-    score = "" if end.get("score") is None else f" with {end['score']:g}"
-    put_back = "" if end["restored"] else " The device was not put back as it was: run `underwatt restore`."
-    return (
-        f"The training {how}{score} after {duration(float(end['at_s']))}, {energy(float(end['energy_j']))} and "
-        f"{int(end['samples']):,} samples.{put_back}"
-    )
+        return f"The run{under} has not ended, or was cut off."
+    how = OUTCOMES.get(end["outcome"], str(end["outcome"]))
+    score = "" if end.get("score") is None else f" with a score of {end['score']:g}"
+    why = f": {str(end['error']).rstrip('.')}" if end.get("error") else ""
+    spent = [duration(float(end["at_s"]))]
+    spent += [] if end.get("energy_j") is None else [energy(float(end["energy_j"]))]
+    spent += [] if end.get("samples") is None else [counted(int(end["samples"]), "sample")]
+    text = f"The training{under} {how}{score} after {listed(spent)}{why}."
+    return text if end["restored"] else f"{text} The device was not put back as it was: run `underwatt restore`."
+
+
+def _under(record: RunRecord) -> str:
+    """The levels of the budget, in the order in which they held."""
+    levels_w = [level_w for level_w, _ in groupby(record.budget_steps[1].tolist())]
+    if not levels_w or levels_w == [math.inf]:
+        return ""
+    if len(levels_w) > MOST_LEVELS:
+        bounds = [level_w for level_w in levels_w if math.isfinite(level_w)]
+        return f" under budgets from {bound(min(bounds))} to {bound(max(bounds))}"
+    return f" under {', then '.join(bound(level_w) if math.isfinite(level_w) else 'no bound' for level_w in levels_w)}"
 
 
 def _readings(record: RunRecord) -> tuple[Floats, Floats, Floats]:

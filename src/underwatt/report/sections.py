@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from underwatt.report.draw_base import Drawing
     from underwatt.report.figures import Convergence, EnergyBySetting, Front, HeatMap, Parity, PowerTrace, Report
 
+PAUSED = " Settings that draw more are shown as pauses between steps would hold them: at the budget, and slower."
+
 
 @dataclass(frozen=True, slots=True)
 class Plot:
@@ -78,7 +80,9 @@ def _front(front: Front, simulated: bool) -> Section:
         front.message,
         (Plot("plot-front", front.message, draw_front(front, simulated)),),
         key="The line is the front: no setting is both faster and thriftier. Its band holds the truth nine times in "
-        "ten. Filled dots were measured and keep the budget, open ones exceed it or may, by their interval.",
+        "ten. Filled dots were measured and keep the budget, open ones exceed it or may, by their interval."
+        + (PAUSED if front.paused else "")
+        + (" The watts shown are means; the budget bounds peaks, which are higher." if front.bounds == "peak" else ""),
         shown=others_table(front.chosen.time_s.expected, front.others) if front.others else "",
         data=front_table(front),
     )
@@ -97,7 +101,7 @@ def _maps(time_map: HeatMap | None, power_map: HeatMap | None, simulated: bool) 
             Plot("plot-power-map", power_map.message, draw_map(power_map, simulated)),
         ),
         key=f"All cells{at}. The outline holds the cells that keep the budget at the accepted risk; dots were "
-        "measured, the ring is the choice.",
+        f"measured, the ring is the choice.{PAUSED if time_map.paused else ''}",
         side_by_side=True,
         data=map_table(time_map) + map_table(power_map),
     )

@@ -8,12 +8,40 @@ from typing import TYPE_CHECKING, Any
 
 from underwatt.errors import InputError
 from underwatt.plan import Budget, parse_budget
-from underwatt.records import COUNTS, FIGURES, DeviceInfo, Measurement, Profile, Status, WorkloadInfo, to_json
-from underwatt.report.running import setting_of
+from underwatt.records import (
+    COUNTS,
+    FIGURES,
+    DeviceInfo,
+    Measurement,
+    PowerMode,
+    Profile,
+    Setting,
+    Status,
+    WorkloadInfo,
+    to_json,
+)
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from underwatt.profile.store import ProfileSummary
     from underwatt.run.log_read import RunRecord
+
+# What a run did in the end, by the outcome in its log.
+OUTCOMES = {
+    "reached": "reached its target",
+    "finished": "finished",
+    "limit": "ended at its limit, before the target",
+    "interrupted": "was interrupted",
+    "failed": "failed",
+    "energy spent": "ended because its energy was spent",
+}
+
+
+def setting_of(plain: Mapping[str, Any]) -> Setting:
+    """A setting as a log holds it."""
+    mode = {name: value for name, value in plain["mode"].items() if value is not None}
+    return Setting(PowerMode.of(mode), int(plain["batch_size"]))
 
 
 def profile_of(record: RunRecord) -> Profile:
@@ -36,7 +64,7 @@ def with_run(profile: Profile, record: RunRecord) -> Profile:
     return replace(profile, measurements=(*profile.measurements, *new))
 
 
-def measurement_of(plain: dict[str, Any]) -> Measurement:
+def measurement_of(plain: Mapping[str, Any]) -> Measurement:
     """A measurement as ``to_json`` wrote it."""
     values: dict[str, Any] = {name: math.nan if plain.get(name) is None else float(plain[name]) for name in FIGURES}
     values |= {name: int(plain.get(name) or 0) for name in COUNTS}
@@ -45,14 +73,17 @@ def measurement_of(plain: dict[str, Any]) -> Measurement:
     )
 
 
-def budget_of(record: RunRecord) -> Budget | None:
-    """The budget that a run last decided under; before it decided, the one it began with (of a schedule, the first)."""
-    levels_w = [step["power_w"] for step in record.of("budget") if step["power_w"] is not None]
-    budget: Budget | None
+def given_budget(record: RunRecord) -> Budget | None:
+    """The budget that a run began with; of a schedule, its first level."""
     try:
-        budget = parse_budget(*(part.strip() for part in str(record.start["budget"]).split(",")))
+        return parse_budget(*(part.strip() for part in str(record.start["budget"]).split(",")))
     except InputError:
-        budget = Budget(power_w=levels_w[0]) if levels_w else None
-    plans = record.of("plan")
+        levels_w = [step["power_w"] for step in record.of("budget") if step["power_w"] is not None]
+        return Budget(power_w=levels_w[0]) if levels_w else None
+
+
+def budget_of(record: RunRecord) -> Budget | None:
+    """The budget that a run last decided under; before it decided, the one it began with."""
+    budget, plans = given_budget(record), record.of("plan")
     decided_w = float(record.budget_at(plans[-1]["at_s"])) if plans else math.inf
     return budget if budget is None or math.isinf(decided_w) else replace(budget, power_w=decided_w)

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 MOST_ROWS = 100
+MANY_ROWS = 60  # from here on a table fills its box, and is laid out only when it is looked at
 MEASURED_COLUMNS = ("batch size", "step time (ms)", "samples/s", "mean power (W)", "peak power (W)", "J/sample")
 
 
@@ -77,7 +78,7 @@ def front_table(front: Front) -> str:
         for point in _spread(front.front)
     ]
     headings = ("setting", "time", "9 in 10", "mean power", "energy", "known by")
-    return table("The settings that no other beats, fastest first", headings, rows)
+    return table(_some("The settings that no other beats, fastest first", front.front), headings, rows)
 
 
 def map_table(heat: HeatMap) -> str:
@@ -120,17 +121,17 @@ def parity_table(parity: Parity) -> str:
         for at, setting in enumerate(parity.settings)
     ]
     headings = ("setting", "step time", "predicted", "mean power", "predicted")
-    return table("Held-back settings, measured and predicted", headings, _spread(lines))
+    return table(_some("Held-back settings, measured and predicted", lines), headings, _spread(lines))
 
 
 def trace_table(trace: PowerTrace) -> str:
     """What the run did, and its power by stretches."""
-    changes = table(
-        "What the run did", ("at", "what", ""), [(duration(c.at_s), c.kind, c.text) for c in _spread(trace.changes)]
-    )
-    columns = zip(trace.mean_at_s, trace.low_w, trace.mean_w, trace.high_w, strict=True)
-    rows = [(duration(at), watts(low), watts(mean), watts(high)) for at, low, mean, high in _spread(list(columns))]
-    return changes + table("Power by stretches of the run", ("around", "lowest", "mean", "highest"), rows)
+    told = [(duration(c.at_s), c.kind, c.text) for c in _spread(trace.changes)]
+    changes = table(_some("What the run did", trace.changes), ("at", "what", ""), told)
+    columns = list(zip(trace.mean_at_s, trace.low_w, trace.mean_w, trace.high_w, strict=True))
+    rows = [(duration(at), watts(low), watts(mean), watts(high)) for at, low, mean, high in _spread(columns)]
+    caption = _some("Power by stretches of the run", columns)
+    return changes + table(caption, ("around", "lowest", "mean", "highest"), rows)
 
 
 def energy_table(found: EnergyOverTime, spent: EnergySpent | None) -> str:
@@ -139,7 +140,7 @@ def energy_table(found: EnergyOverTime, spent: EnergySpent | None) -> str:
     text = table("Energy over time", ("at", "energy"), [(duration(at), energy(joules)) for at, joules in points])
     if spent is not None:
         rows = [(str(share.setting), energy(share.energy_j), duration(share.time_s)) for share in _spread(spent.shares)]
-        text += table("Energy by setting", ("setting", "energy", "time"), rows)
+        text += table(_some("Energy by setting", spent.shares), ("setting", "energy", "time"), rows)
     return text
 
 
@@ -159,8 +160,9 @@ def measurements_table(found: Measurements) -> str:
     )
     body = "".join(f"<tr>{_measured_cells(row, found.knobs)}</tr>" for row in found.rows)
     caption = "All measurements; choose a heading to sort by it"
+    many = " many" if len(found.rows) > MANY_ROWS else ""
     return (
-        f'<div class="scroll tall" tabindex="0" role="region" aria-label="{caption}">'
+        f'<div class="scroll tall{many}" tabindex="0" role="region" aria-label="{caption}">'
         f'<table class="sortable"><caption>{caption}</caption><thead><tr>{head}</tr></thead>'
         f"<tbody>{body}</tbody></table></div>"
     )
@@ -173,6 +175,11 @@ def _measured_cells(row: Measurement, knobs: Sequence[str]) -> str:
     cells += [f"{mode[knob]:g}" if knob in mode else "–" for knob in knobs]
     texts = (row.status.value.replace("_", " "), row.note)
     return "".join(f"<td>{cell}</td>" for cell in cells) + "".join(f'<td class="text">{escape(t)}</td>' for t in texts)
+
+
+def _some(caption: str, items: Sequence[object]) -> str:
+    """A caption that says so where not all items are shown."""
+    return caption if len(items) <= MOST_ROWS else f"{caption} ({MOST_ROWS} of {len(items):,} are shown)"
 
 
 def _spread(items: Sequence[T]) -> Sequence[T]:

@@ -6,6 +6,8 @@ import math
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from underwatt.plan import Interval
 
 KNOB_NAMES = {
@@ -67,6 +69,16 @@ def span(interval: Interval, say: object) -> str:
     """The bounds of an interval in the words of ``say``."""
     assert callable(say)
     return f"{say(interval.low)} to {say(interval.high)}"
+
+
+def counted(count: int, what: str) -> str:
+    """So many of something: one reading, 2 readings."""
+    return f"{count:,} {what}{'' if count == 1 else 's'}"
+
+
+def listed(items: Sequence[str]) -> str:
+    """Items as a sentence names them: a, b and c."""
+    return " and ".join([", ".join(items[:-1]), items[-1]] if len(items) > 1 else items)
 
 
 def percent(share: float) -> str:

@@ -9,7 +9,24 @@ from underwatt.errors import InputError
 from underwatt.workload._torch import DataLoader, torch
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
+
+
+def fillable(batch_sizes: Sequence[int], length: int) -> tuple[int, ...]:
+    """The batch sizes that a data set of this length can fill; others could be neither measured nor compared."""
+    found = tuple(size for size in batch_sizes if size <= length)
+    if not found:
+        raise InputError(
+            f"The data set has {length} samples, and the smallest batch size is {min(batch_sizes)}.",
+            hint=f"Offer batch sizes of at most {length}." if length else "Check where its samples come from.",
+        )
+    return found
+
+
+def left_out(batch_sizes: Sequence[int], length: int) -> str:
+    """What to say of the batch sizes that are not offered; nothing where all are."""
+    large = [str(size) for size in sorted(batch_sizes) if size > length]
+    return f"The data set has {length} samples: batch size {', '.join(large)} is left out." if large else ""
 
 
 class PassBatches:
@@ -17,11 +34,13 @@ class PassBatches:
 
     def __init__(self, length: int, size: Callable[[], int], *, shuffle: bool, drop_last: bool) -> None:
         self.handed_out: deque[list[int]] = deque()  # not trained on yet, oldest first
+        self.taken_back = False  # then a loader must be opened anew
         self._size, self._drop_last = size, drop_last
         order = torch.randperm(length).tolist() if shuffle else list(range(length))
         self._waiting = deque(order)  # a batch is taken off in its own time, however many samples wait behind it
 
     def __iter__(self) -> Iterator[list[int]]:
+        self.taken_back = False
         while self._waiting:
             size = self._size()
             if len(self._waiting) < size and self._drop_last:
@@ -35,6 +54,7 @@ class PassBatches:
         for batch in reversed(self.handed_out):
             self._waiting.extendleft(reversed(batch))
         self.handed_out.clear()
+        self.taken_back = True
 
 
 def open_pass(
@@ -44,7 +64,7 @@ def open_pass(
     if not (hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")):
         raise InputError(
             f"The batch size of a {type(dataset).__name__} cannot be changed: it has no length or no indices.",
-            hint="Give a map-style data set to tuner.loader, or use your own loader and call tuner.step() alone.",
+            hint="Give a map-style data set, or call tuner.starts(size) and tuner.step() around each step of your own.",
         )
     wrong = {"batch_size", "sampler", "batch_sampler"} & set(more)
     if wrong:

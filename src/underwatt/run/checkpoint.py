@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import copy
+import io
 import os
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
@@ -35,9 +37,11 @@ def save(folder: Path, training: Training, progress: Progress) -> None:
     """Write a checkpoint beside the last one, then put it in its place."""
     path = folder / NAME
     draft = path.with_suffix(".tmp")
+    state = training.state()
+    state |= {name: _loadable(state[name]) for name in ("model", "optimizer")}  # the rest is ours
     try:
         with draft.open("wb") as file:
-            torch.save({"training": training.state(), "progress": asdict(progress)}, file)
+            torch.save({"training": state, "progress": asdict(progress)}, file)
             file.flush()
             os.fsync(file.fileno())
         draft.replace(path)
@@ -45,6 +49,31 @@ def save(folder: Path, training: Training, progress: Progress) -> None:
         with contextlib.suppress(OSError):
             draft.unlink(missing_ok=True)
         raise
+
+
+def _loadable(value: Any) -> Any:
+    """The same state in types that can be loaded without running anybody's code: NumPy's numbers become Python's.
+
+    Raises ``RuntimeError`` for what no checkpoint can hold, rather than have that found out when it is needed.
+    """
+    if isinstance(value, dict):
+        same = copy.copy(value)  # with whatever a model's own dictionary knows beside its items
+        same.update({key: _loadable(item) for key, item in value.items()})
+        return same
+    if type(value) in (list, tuple):
+        return type(value)(map(_loadable, value))
+    if value is None or isinstance(value, (torch.Tensor, str, bytes)) or type(value) in (bool, int, float):
+        return value
+    if type(value).__module__ == "numpy" and hasattr(value, "item") and getattr(value, "ndim", 1) == 0:
+        return value.item()
+    buffer = io.BytesIO()
+    try:
+        torch.save(value, buffer)
+        buffer.seek(0)
+        torch.load(buffer, weights_only=True)
+    except Exception as exc:  # pickling runs the value's own code, which raises anything
+        raise RuntimeError(f"a {type(value).__name__} in the training's state could not be loaded again") from exc
+    return value
 
 
 def exists(folder: Path) -> bool:

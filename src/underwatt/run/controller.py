@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from underwatt.errors import ApplyError, BudgetError, ModeError, NotPermittedError, SensorError
+from underwatt.errors import ApplyError, ModeError, NotPermittedError, OutOfMemoryError, SensorError
+from underwatt.plan.budget import Watts
 from underwatt.plan.search import FIRST, Search
 from underwatt.profile.measure import Measuring
 from underwatt.profile.steady import Settling
@@ -26,6 +27,7 @@ from underwatt.run.options import ControlOptions, State
 from underwatt.run.pacer import Pacer
 from underwatt.run.room import Room
 from underwatt.run.trouble import SensorGuard, ThrottleGuard
+from underwatt.run.verdict import plan_of, why_nothing_fits
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -65,15 +67,17 @@ class Controller:
         tell: Callable[[str, dict[str, Any]], None] = lambda _kind, _fields: None,
         begun_s: float | None = None,
         can_pause: bool = True,
+        waiting: Callable[[], None] = lambda: None,
     ) -> None:
         self.state = State.SEARCHING
         self.energy_before_j = 0.0  # of an earlier part of the same training
-        self._session, self._meter, self._live, self._tell = session, meter, live, tell
+        self._session, self._meter, self._live, self._tell, self._waiting = session, meter, live, tell, waiting
         self._options = options or ControlOptions()
         self._clock = session.device.clock
         self._now_s = self._clock.now_s
         self._begun_s = self._now_s() if begun_s is None else begun_s
         self._base = problem
+        self._most_j = math.inf if live.budget.energy_j is None else live.budget.energy_j
         self._knowledge = Knowledge(problem, known)
         # Without knobs there are only some batch sizes: all of them are worth a look.
         first = FIRST if problem.candidates.knobs else min(len(problem), MOST_BATCH_SIZES)
@@ -102,7 +106,11 @@ class Controller:
         self._follow_budget(self._elapsed_s(), "start")
         if self.setting is None:
             self._seek()
-        assert self.setting is not None, "a first setting was chosen"
+        if self.setting is None:
+            raise OutOfMemoryError(
+                "Every offered batch size ran out of memory when it was measured before.",
+                hint="Offer smaller batch sizes, or measure anew with another store.",
+            )
         return self.setting
 
     def after_step(self, batch_size: int) -> None:
@@ -117,8 +125,8 @@ class Controller:
         if self._measuring is not None and self._room.has_knobs:
             self._pacer.skip(now_s)  # a pause would blur the reading
             return
-        self._pacer.stepped(now_s)
-        while (pause_s := self._pacer.pause_s()) > 0:
+        self._pacer.stepped(now_s, batch_size / self.setting.batch_size if self.setting is not None else 1.0)
+        while (pause_s := self._pacer.pause_s()) > 0 and self.energy_j < self._most_j:
             begin_s = self._now_s()
             self._clock.sleep(pause_s)
             end_s = self._last_pause_s = self._now_s()
@@ -127,6 +135,7 @@ class Controller:
             self._paused_s += end_s - begin_s
             if end_s >= self._next_look_s:
                 self._look(end_s)
+            self._waiting()
 
     def out_of_memory(self, batch_size: int) -> Setting:
         """A step of this batch size did not fit: go back to one that does."""
@@ -144,7 +153,8 @@ class Controller:
     def interrupted(self, begin_s: float, end_s: float) -> None:
         """Something else than training went on for a while, such as a test: it belongs to no step."""
         self._meter.absence(begin_s, end_s)
-        self._pacer.absent(end_s)
+        self._pacer.absent(begin_s, end_s)
+        self._last_pause_s = end_s
 
     def progressed(self, share: float) -> None:
         """So much of the way to the target is done."""
@@ -203,7 +213,7 @@ class Controller:
         try:
             if self._measuring is not None:
                 self._follow_measurement(now_s)
-            elif self._room.has_knobs and self.state is not State.SEARCHING and now_s >= self._next_drift_s:
+            elif self._room.watches and self.state is not State.SEARCHING and now_s >= self._next_drift_s:
                 self._next_drift_s = now_s + self._options.short_s / 2
                 self._watch(now_s)
         except SensorError:  # a reading failed on the way, and others came after it
@@ -215,11 +225,14 @@ class Controller:
     def _follow_budget(self, elapsed_s: float, why: str) -> None:
         """Take in the watts of the next step: it cannot be cut short when they fall."""
         ahead_s = self._options.look_s + self._step_s()
-        if (watts := self._live.lowest_w(elapsed_s, elapsed_s + ahead_s)) == self._room.budget_w:
+        watts = self._live.lowest_w(elapsed_s, elapsed_s + ahead_s)
+        if watts == self._room.budget_w and why != "changed":
             return
         if math.isnan(self._room.budget_w):
             self._room.check(watts)
-        fell = watts < self._room.budget_w
+        elif not self._room.can_wait(watts):
+            self._note("warning", f"Waiting alone draws more than {watts:g} W: training waits until more is allowed.")
+        fell = watts < self._room.budget_w or why == "changed"
         self._room.budget_w = watts
         self._level_s = self._now_s()
         self._pacer.set_budget(self._room.held_w, self._room.idle_w)
@@ -245,6 +258,8 @@ class Controller:
         if known is None or now_s < settled_s + options.short_s:
             return
         since_s = now_s - options.short_s
+        if self._live.budget.watts is Watts.PEAK and self._is_peak_exceeded(known.setting, since_s):
+            return
         power_w = math.nan if self._last_pause_s >= since_s else mean_reading_w(self._meter, since_s)
         if power_w > self._expected_w(known) * (1 + options.clear_excess):
             self._knowledge.observe(known.setting, power_w, math.nan, options.short_s)
@@ -263,6 +278,15 @@ class Controller:
             self.state = State.HOLDING
             self._say_setting("back within what was expected")
         self._look_for_throttling(now_s)
+
+    def _is_peak_exceeded(self, setting: Setting, since_s: float) -> bool:
+        """Whether one reading was above peak watts: what the setting draws at most is more than was measured."""
+        peak_w = max((reading.power_w for reading in self._meter.readings_after(since_s)), default=0.0)
+        if peak_w <= self._room.budget_w:
+            return False
+        self._knowledge.saw_peak(setting, peak_w)
+        self._settle_for_best(State.CORRECTING, f"{peak_w:.2f} W were read")
+        return True
 
     def _expected_w(self, known: Measurement) -> float:
         return known.power_w + self._knowledge.drift.extra_w
@@ -335,37 +359,22 @@ class Controller:
             self._check_found()
             self._searched_w.append(level_w)
             self._settle_for_best(State.HOLDING, "the best that was measured")
-            self._say_plan()
+            if self.setting is not None and (plan := plan_of(self._room, self._knowledge, self.setting)):
+                self._tell("plan", plan)
         elif not self._use(ask.setting, State.SEARCHING, ask.why):
             self._seek()
 
     def _check_found(self) -> None:
         """A search that found nothing which fits ends a run that begins with it; later, there is nothing to end."""
-        best = self._knowledge.best(self._room.problem())
-        if best is None or best.fits:
+        error = why_nothing_fits(self._room, self._knowledge, self._live.budget)
+        if error is None:
             return
-        least_w = min(self._live.budget.drawn_w(m) for m in self._knowledge.measurements())
-        least_w += self._knowledge.drift.extra_w
         if self._room.can_pause and not self._room.has_knobs:
             self._note("warning", "One step draws much of what 5 s allow: the mean swings. Offer smaller batch sizes.")
-            return
-        if not self._searched_w:
-            raise BudgetError(
-                f"No setting keeps {self._room.budget_w:g} W: the least that was measured is {least_w:.2f} W.",
-                hint=f"Raise the budget to {math.ceil(10 * least_w * 1.02) / 10:g} W, or offer smaller batch sizes.",
-            )
-        self._note("warning", f"No setting keeps {self._room.budget_w:g} W; {least_w:.2f} W is the least.")
-
-    def _say_plan(self) -> None:
-        problem = self._room.problem()
-        chosen = self._knowledge.outcome(self.setting, problem) if self.setting else None
-        if chosen is None:
-            return
-        power_w = min(self._expected_w(chosen.measurement), self._room.held_w)
-        expected = {"time_s": chosen.time_s, "power_w": power_w, "energy_j": chosen.time_s * power_w}
-        count = len(self._knowledge.measurements())
-        reason = f"It is the best of {count} settings that were measured, under {self._room.budget_w:g} W."
-        self._tell("plan", {"chosen": self.setting, "expected": expected, "reason": reason})
+        elif self._searched_w:
+            self._note("warning", error.message)
+        else:
+            raise error
 
     def _start_measuring(self, now_s: float) -> Measuring:
         assert self.setting is not None
@@ -388,7 +397,7 @@ class Controller:
             return
         self._measuring = None
         self._take(replace(found, cost_s=now_s - self._changed_s))
-        self._pacer.settled(found.power_w, forgive=self._room.has_knobs)
+        self._pacer.settled(found.power_w, found.step_s, forgive=self._room.has_knobs)
         self._seek()
 
     def _is_decided(self) -> bool:
@@ -454,10 +463,11 @@ class Controller:
             self._steps_since_change = 0
             expected_w = self._busy_w(setting)
             newest = self._meter.newest
-            self._settled_s = now_s + self._options.settle_s
-            if expected_w is not None and newest is not None:
-                self._settled_s = now_s + self._settling.seconds(newest.power_w - expected_w, expected_w)
-            self._pacer.expect(expected_w, self._settled_s)
+            self._settled_s, blind_until_s = now_s + self._options.settle_s, -math.inf
+            if self._knowledge.of(setting) is not None and expected_w is not None and newest is not None:
+                settles_s = self._settling.seconds(newest.power_w - expected_w, expected_w)
+                self._settled_s = blind_until_s = now_s + settles_s
+            self._pacer.expect(expected_w, self._step_s() or math.nan, blind_until_s)
         self._say_setting(why)
         return True
 

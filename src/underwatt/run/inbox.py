@@ -16,6 +16,7 @@ from underwatt.device.journal import journal_folders, state_dir
 from underwatt.errors import InputError
 from underwatt.plan.budget import parse_budget
 from underwatt.plan.schedule import parse_schedule
+from underwatt.run.log import has_ended
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -36,11 +37,15 @@ def check_budget(text: str) -> None:
 
 
 def post_budget(folder: Path | str, text: str, sender: str) -> None:
-    """Leave a new budget for the run in a folder; ``sender`` is ``command`` or ``page``."""
+    """Leave a new budget for the run in a folder; ``sender`` is ``command`` or ``page``. Refuses a run that is over."""
     check_budget(text)
     folder = Path(folder)
     if not folder.is_dir():
         raise InputError(f"There is no folder {folder}.", hint="Name the folder of a run.")
+    if has_ended(folder / "log.jsonl"):
+        raise InputError(
+            f"The run in {folder} has ended.", hint="Name a run that is under way, or go on with --resume."
+        )
     # The clock makes ids that differ without reading the last one, so that two senders need not agree.
     message = {"id": time.time_ns(), "budget": text, "from": sender}
     try:
@@ -58,8 +63,10 @@ class Inbox:
     def __init__(self, folder: Path | str) -> None:
         self._path = os.fspath(Path(folder) / INBOX_NAME)
         self.error: str | None = None  # why the newest message was not taken
+        self._told: str | None = None
         self._seen = self._signature()
         self._id = self._read()[0] if self._seen else None
+        self.error = None  # an old message is nobody's concern
 
     def take(self) -> str | None:
         """The newest budget that was not taken yet; costs one look at the file's date."""
@@ -74,6 +81,13 @@ class Inbox:
             return None
         self._id = number
         return text
+
+    def take_news(self) -> tuple[str, str] | None:
+        """Level and words, where a message was not taken, and nobody was told yet."""
+        if self.error == self._told:
+            return None
+        self._told = self.error
+        return ("warning", f"{self.error} The budget stays.") if self.error else None
 
     def _signature(self) -> _Signature | None:
         try:

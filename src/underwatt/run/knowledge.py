@@ -97,6 +97,11 @@ class Knowledge:
         )
         return Surprise.SMALL
 
+    def saw_peak(self, setting: Setting, peak_w: float) -> None:
+        """One reading of a known setting was this high."""
+        known = self._known[setting]
+        self._known[setting] = replace(known, peak_w=max(known.peak_w, peak_w - self.drift.extra_w))
+
     def refuse(self, mode: PowerMode) -> None:
         """The device did not take this mode: it is not offered again."""
         self._refused.add(mode)

@@ -43,7 +43,8 @@ class BudgetCallback(FixedBatchBudget, Callback):
             )
 
     def on_train_batch_start(self, *_: Any, **__: Any) -> None:
-        """Begin a step, unless gradients are being added up for one already."""
+        """Begin a step, unless gradients are being added up for one already; whatever else went on is over."""
+        self._is_back()
         if not self._step_is_under_way:
             self._step_is_under_way = True
             self._step_begins()

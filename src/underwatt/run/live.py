@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from underwatt.errors import InputError
-from underwatt.plan.budget import Budget, parse_budget
+from underwatt.plan.budget import Budget, parse_budget, parse_quantity
 from underwatt.plan.schedule import DAY_S, Schedule, parse_schedule
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ class LiveBudget:
         return self._schedule
 
     def change(self, text: str) -> None:
-        """Another budget from now on: watts such as ``7W``, or a schedule by the time of day."""
+        """Another budget from now on: watts such as ``7W`` or ``7W peak``, or a schedule by the time of day."""
         if "=" in text:
             self._schedule = parse_schedule(text).starting_at(self._time_of_day_s)
             return
@@ -64,7 +64,9 @@ class LiveBudget:
         if wanted.power_w is None:
             raise InputError(f"{text!r} bounds no power.", hint="Give watts such as 7W.")
         self._schedule = Schedule.constant(wanted.power_w)
-        self.budget = replace(self.budget, power_w=wanted.power_w, watts=wanted.watts, window_s=wanted.window_s)
+        self.budget = replace(self.budget, power_w=wanted.power_w)
+        if parse_quantity(text)[2]:  # else they go on meaning what they meant
+            self.budget = replace(self.budget, watts=wanted.watts, window_s=wanted.window_s)
 
     def poll(self, elapsed_s: float) -> bool:
         """Whether somebody asked for another budget; looks a few times a second."""

@@ -6,6 +6,7 @@ kept and tried again. A line cut short by ``kill -9`` is the last one: readers s
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import threading
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 
 KEEP_READINGS = 36_000  # an hour at ten a second, for as long as nothing can be written
 KEEP_LINES = 10_000
+_TAIL_BYTES = 1_000_000  # what may follow the last line of a run: readings that were kept for an hour
 _DECIMALS = 4  # a tenth of a millisecond, a tenth of a milliwatt
 _REPEATED = ("start", "budget", "setting")  # what a reader needs to know again where the file was lost
 
@@ -35,6 +37,7 @@ class RunLog:
     def __init__(self, path: Path | str) -> None:
         self.path = Path(path)
         self.error: str | None = None  # why nothing can be written at the moment
+        self._told = False  # whether somebody knows of that
         self._readings: deque[tuple[float, float]] = deque(maxlen=KEEP_READINGS)
         self._lines: deque[bytes] = deque(maxlen=KEEP_LINES)
         self._latest: dict[str, bytes] = {}
@@ -79,6 +82,16 @@ class RunLog:
                 self.error = f"The log {self.path} cannot be written ({exc.strerror or exc})."
                 _put_back(self._readings, readings)
                 _put_back(self._lines, lines)
+
+    def take_news(self) -> tuple[str, str] | None:
+        """Level and words, where writing has begun to fail, or works again, and nobody was told yet."""
+        error = self.error
+        if (error is not None) is self._told:
+            return None
+        self._told = error is not None
+        if error is None:
+            return "info", "The log can be written again."
+        return "warning", f"{error} What belongs there is kept and tried again."
 
     def close(self) -> None:
         """Write what is left and let go of the file."""
@@ -159,6 +172,17 @@ def read_log(path: Path | str) -> RunRecord:
     order = np.argsort(times, kind="stable")
     order = order[np.isfinite(watts[order])]
     return RunRecord(tuple(events), Trace(times[order], watts[order], None, missed=int(len(times) - len(order))))
+
+
+def has_ended(path: Path | str) -> bool:
+    """Whether a run has said that it is over; looks at the end of its log only, which may be long."""
+    with contextlib.suppress(OSError), Path(path).open("rb") as file:
+        file.seek(max(0, os.fstat(file.fileno()).st_size - _TAIL_BYTES))
+        for line in reversed(file.read().splitlines()):
+            with contextlib.suppress(ValueError, TypeError, KeyError):  # the first and the last line may be torn
+                if (kind := json.loads(line)["kind"]) in ("start", "resume", "end"):
+                    return bool(kind == "end")
+    return False
 
 
 def follow(path: Path | str, from_byte: int = 0, at_most_bytes: int = -1) -> tuple[list[dict[str, Any]], int]:

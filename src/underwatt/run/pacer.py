@@ -1,9 +1,10 @@
 """Pauses between steps that hold the mean power at the budget: a closed loop on the joules that were measured.
 
-Each step is followed by a pause in proportion to it. The proportion comes from the watts that the setting is known to
-draw, and is corrected by the debt: the joules drawn so far beyond the budget. The correction is slow against the lag of
-any sensor, so that nothing swings, and as the debt is a sum of all that was read, the mean is exact in the long run. A
-debt that stays says that the proportion itself is wrong, because something else draws too, say: it is then trimmed.
+A step costs so many joules beyond what waiting draws, however long it takes: where a CPU hands work to a GPU, its time
+wanders far more than its joules. So steps are given a beat: the time in which the budget, less waiting, brings those
+joules. They are learned from all that is read. What is still off goes to the debt, the joules drawn so far beyond the
+budget, which is paid back slowly against the lag of any sensor, so that nothing swings. As the debt is a sum of all
+that was read, the mean is exact in the long run.
 """
 
 from __future__ import annotations
@@ -16,20 +17,25 @@ if TYPE_CHECKING:
     from underwatt.records import PowerSample
 
 # Bounds of the debt, as seconds of the budget. What was not drawn is no credit to speak of: the budget of one second is
-# not saved for a later one. And what was drawn too much long ago is over.
-CREDIT_S, PAUSING_CREDIT_S, LARGEST_DEBT_S = 0.02, 0.05, 0.3
+# not saved for a later one. And what steps drew too much long ago is over. Where there are pauses, a stall may be made
+# up for, but only by so small a share above the budget that no window notices.
+CREDIT_S, PAUSING_CREDIT_S, LARGEST_DEBT_S = 0.02, 1.0, 0.3
+MADE_UP = 0.008
 FORGIVEN_S = 0.1  # the debt that is left after a measurement that drew too much
 # Where steps as such keep the budget, a debt below this is left alone: readings are noisy.
 SLACK_S = 0.02
-# A debt is paid back over this time: with a counter of joules, and with a sensor that averages and lags.
-COUNTED_S, READ_S = 1.0, 3.0
-# The proportion is trimmed so many times slower than that, which lets it settle without swinging, and down to this.
-TRIM_SLOWER, LOWEST_TRIM = 3.0, -0.3
+# A debt is paid back over this time: with a counter of joules, and with a sensor that averages and lags. A step's
+# joules are learned so many times slower.
+COUNTED_S, READ_S = 0.6, 3.0
+LEARNED_SLOWER, LEARNED_STEPS = 2.5, 4.0
+EXPECTED_S = 1.0  # what is expected of a step weighs as much as so long a time of steps that were read
 # Shorter pauses are saved up, longer ones taken in pieces: in between somebody may change the budget.
 SHORTEST_PAUSE_S, LONGEST_PAUSE_S = 0.001, 0.25
 LEAST_BUSY = 0.02
 # Idling must draw at least this share less than the budget, or pausing pays nothing back.
 LEAST_RELIEF = 0.02
+# A counter of joules that has not moved for so long, while power is read, has stopped.
+STOPPED_S = 2.0
 
 
 class Pacer:
@@ -39,51 +45,66 @@ class Pacer:
         self._meter = meter
         self._idle_w = idle_w
         self._budget_w = math.inf
-        self._busy_w: float | None = None
+        self._cost: _StepCost | None = None
         self._blind_until_s = -math.inf
         self._debt_j = 0.0
-        self._trim = 0.0  # share by which steps get less time than the proportion says
         self._last: PowerSample | None = None
         self._counted_s = now_s
-        self._paused_s = 0.0  # not matched with readings yet
+        self._counter = _Counter()
+        self._paused_s = self._usual_s = self._steps = 0.0  # not matched with readings yet
         self._busy_from_s = now_s  # when the last pause ended
         self._owed_s = 0.0  # pauses that are due
-        self._absent_until_s = -math.inf
+        self._absent_s = (-math.inf, -math.inf)
         self.energy_j = 0.0  # drawn since the start, as far as it was read
 
     @property
     def can_hold(self) -> bool:
         """Whether idling draws enough less than the budget for pauses to help."""
-        return self._budget_w * (1 - LEAST_RELIEF) > self._idle_w
+        return can_hold(self._budget_w, self._idle_w)
 
     def set_budget(self, power_w: float, idle_w: float) -> None:
         """Hold other watts from now on; a pause is expected to draw ``idle_w``."""
         self._budget_w, self._idle_w = power_w, idle_w
         self._owed_s = 0.0
 
-    def expect(self, busy_w: float | None, blind_until_s: float = -math.inf) -> None:
-        """Steps draw so many watts from now on; until a moment readings still tell of what was before."""
-        self._busy_w = busy_w
+    def expect(self, busy_w: float | None, step_s: float = math.nan, blind_until_s: float = -math.inf) -> None:
+        """Steps draw so many watts for so long from now on, NaN where that is not known.
+
+        Until a moment readings still tell of what was before.
+        """
+        self._cost = None if busy_w is None else _StepCost(busy_w, step_s, self._idle_w)
         self._blind_until_s = blind_until_s if busy_w is not None else -math.inf
-        self._trim = 0.0
+        self._usual_s = self._steps = 0.0
         if self._budget_w < math.inf:
             self._debt_j = max(self._debt_j, -CREDIT_S * self._budget_w)
 
-    def settled(self, busy_w: float, *, forgive: bool) -> None:
-        """The watts of a step are known now; ``forgive`` most of the debt of a measurement that drew too much."""
+    def settled(self, busy_w: float, step_s: float, *, forgive: bool) -> None:
+        """What a step draws is known now; ``forgive`` most of the debt of a measurement that drew too much."""
         self.take_in()
-        self.expect(busy_w)
+        self.expect(busy_w, step_s)
         if forgive and self._budget_w < math.inf:
             self._debt_j = min(self._debt_j, FORGIVEN_S * self._budget_w)
 
-    def stepped(self, now_s: float) -> None:
-        """A step has ended: a pause in proportion to it is due."""
-        self.take_in()
-        busy_s = max(0.0, now_s - self._busy_from_s)
+    def stepped(self, now_s: float, steps: float = 1.0) -> None:
+        """A step has ended: time for its joules is due. ``steps`` says how many usual ones it is worth."""
+        usual_s = busy_s = max(0.0, now_s - self._busy_from_s)
         self._busy_from_s = now_s
-        if self._budget_w == math.inf or not self.can_hold:
+        if self._cost is not None:
+            usual_s = self._cost.usual_s(steps, busy_s)
+        self._usual_s += usual_s
+        self._steps += steps
+        self.take_in()
+        if self._budget_w == math.inf:
             return
-        self._owed_s += busy_s * (1 / self._busy_share() - 1)
+        if not self.can_hold:
+            self._owed_s = math.inf  # until other watts hold
+            return
+        share = self._busy_share()
+        if share == 1.0:
+            self._owed_s = 0.0
+            return
+        # A slow step is made up for by the next ones, but no more than one.
+        self._owed_s = max(self._owed_s + usual_s / share - busy_s, -usual_s)
 
     def pause_s(self) -> float:
         """How long to wait now; 0 where the budget is kept."""
@@ -101,20 +122,19 @@ class Pacer:
         self._owed_s = 0.0
         self._busy_from_s = now_s
 
-    def absent(self, now_s: float) -> None:
-        """What was drawn until now was not drawn by steps, and no pause is due for it but by its joules."""
-        self._absent_until_s = self._busy_from_s = now_s
+    def absent(self, begin_s: float, end_s: float) -> None:
+        """What was drawn in between was not drawn by steps; it is paid back all the same."""
+        self._absent_s = (begin_s, end_s)
+        self._busy_from_s = end_s
 
     def _busy_share(self) -> float:
         """The share of the time that steps may take."""
-        share = 1.0
-        if self._busy_w is not None and self._busy_w > self._budget_w:
-            share = (self._budget_w - self._idle_w) / (self._busy_w - self._idle_w)
+        share = self._cost.share(self._budget_w, self._idle_w) if self._cost is not None else 1.0
         debt_s = self._debt_j / self._budget_w
-        if share == 1.0 and debt_s <= SLACK_S and not self._trim:
+        if share == 1.0 and debt_s <= SLACK_S:
             return 1.0
         # With steps that keep the budget as they are, there is nothing but the debt to pause for.
-        return min(1.0, max(share * (1 - debt_s / self._payback_s() - self._trim), LEAST_BUSY))
+        return min(1.0, max(share * (1 - max(debt_s / self._payback_s(), -MADE_UP)), LEAST_BUSY))
 
     def _payback_s(self) -> float:
         return COUNTED_S if self._last is not None and self._last.energy_j is not None else READ_S
@@ -131,23 +151,79 @@ class Pacer:
 
     def _add(self, before: PowerSample, after: PowerSample) -> None:
         seconds = after.at_s - before.at_s
-        if after.energy_j is not None and before.energy_j is not None and after.energy_j >= before.energy_j:
-            drawn_j = after.energy_j - before.energy_j
-        else:
-            drawn_j = (before.power_w + after.power_w) / 2 * seconds
+        drawn_j = self._counter.drawn_j(before, after)
         self.energy_j += drawn_j
         paused_s = min(self._paused_s, seconds)
         self._paused_s -= paused_s
         if self._budget_w == math.inf:
             return
-        if self._absent_until_s < before.at_s < self._blind_until_s and self._busy_w is not None:
-            drawn_j = self._busy_w * (seconds - paused_s) + self._idle_w * paused_s
-        pausing = self._busy_w is not None and self._busy_w > self._budget_w
+        elsewhere = before.at_s < self._absent_s[1] and after.at_s > self._absent_s[0]
+        cost, usual_s, steps = self._cost, self._usual_s, self._steps
+        self._usual_s = self._steps = 0.0
+        pausing = cost is not None and cost.share(self._budget_w, self._idle_w) < 1
+        if cost is not None and not elsewhere:
+            if before.at_s < self._blind_until_s:
+                drawn_j = cost.busy_w * (seconds - paused_s) + self._idle_w * paused_s
+            else:
+                # Where steps are long, some of them must be seen before the earlier ones are forgotten.
+                weight = min(seconds / (LEARNED_SLOWER * self._payback_s()), steps / LEARNED_STEPS)
+                cost.learn(drawn_j - self._idle_w * seconds, usual_s, weight)
         least_j = -(PAUSING_CREDIT_S if pausing else CREDIT_S) * self._budget_w
-        debt_j = self._debt_j + drawn_j - self._budget_w * seconds
-        self._debt_j = min(max(debt_j, least_j), LARGEST_DEBT_S * self._budget_w)
-        # Credit is bounded: where it is used up, the proportion is further off than the debt says.
-        debt_s = self._debt_j / self._budget_w if debt_j > least_j else -LARGEST_DEBT_S
-        if pausing or debt_s > SLACK_S or self._trim:
-            trim = self._trim + debt_s * seconds / (TRIM_SLOWER * self._payback_s() ** 2)
-            self._trim = min(max(trim, LOWEST_TRIM if pausing else 0.0), 1 - LEAST_BUSY)
+        most_j = math.inf if elsewhere else max(LARGEST_DEBT_S * self._budget_w, self._debt_j)
+        self._debt_j = min(max(self._debt_j + drawn_j - self._budget_w * seconds, least_j), most_j)
+
+
+def can_hold(budget_w: float, idle_w: float) -> bool:
+    """Whether a device that draws so much while it waits can be held at a budget by waiting."""
+    return budget_w * (1 - LEAST_RELIEF) > idle_w
+
+
+class _StepCost:
+    """The joules of a step beyond waiting: as expected at first, then as they were of late.
+
+    Where it is not known how long a step usually takes, the joules of a second of steps are learned instead.
+    """
+
+    def __init__(self, busy_w: float, step_s: float, idle_w: float) -> None:
+        self.busy_w, self._step_s = busy_w, step_s
+        self._unit_s = step_s if step_s > 0 else 1.0
+        self._units = max(1.0, EXPECTED_S / self._unit_s)
+        self._units_j = self._units * self._unit_s * (busy_w - idle_w)
+
+    def usual_s(self, steps: float, busy_s: float) -> float:
+        """How long so many steps usually take, where these took ``busy_s``."""
+        return steps * self._step_s if self._step_s > 0 else busy_s
+
+    def learn(self, seen_j: float, usual_s: float, weight: float) -> None:
+        """So many joules for steps that usually take so long were read; ``weight`` says how much that is to learn."""
+        keep = math.exp(-weight)
+        self._units_j = keep * self._units_j + seen_j
+        self._units = keep * self._units + usual_s / self._unit_s
+
+    def share(self, budget_w: float, idle_w: float) -> float:
+        """The share of the time that steps may take, as long as they usually do."""
+        left_j = (budget_w - idle_w) * self._unit_s * self._units
+        return 1.0 if self._units_j <= left_j else left_j / self._units_j
+
+
+class _Counter:
+    """Joules between two readings: by the hardware's counter, unless there is none, or it has stopped."""
+
+    def __init__(self) -> None:
+        self._still_s = self._still_j = 0.0
+
+    def drawn_j(self, before: PowerSample, after: PowerSample) -> float:
+        """Joules from one reading to the next."""
+        seconds = after.at_s - before.at_s
+        read_j = (before.power_w + after.power_w) / 2 * seconds
+        if after.energy_j is None or before.energy_j is None or after.energy_j < before.energy_j:
+            return read_j
+        if after.energy_j > before.energy_j:
+            self._still_s = self._still_j = 0.0
+            return after.energy_j - before.energy_j
+        self._still_s += seconds
+        if self._still_s > STOPPED_S:
+            waiting_j, self._still_j = self._still_j, 0.0
+            return waiting_j + read_j
+        self._still_j += read_j
+        return 0.0

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from underwatt.plan.problem import SamplesToTarget
     from underwatt.profile.store import Store
     from underwatt.records import Measurement, PowerSample, Profile, Setting, WorkloadCost, WorkloadInfo
+    from underwatt.run.inbox import Inbox
     from underwatt.run.live import LiveBudget
     from underwatt.run.log import RunLog
     from underwatt.run.options import ControlOptions
@@ -59,6 +60,7 @@ class Pilot:
         references: Sequence[Profile] = (),
         store: Store | None = None,
         log: RunLog | None = None,
+        inbox: Inbox | None = None,
         options: ControlOptions | None = None,
         listener: Listener | None = None,
         can_pause: bool = True,
@@ -75,6 +77,7 @@ class Pilot:
         self.steps = self.samples = 0
         self.share = 0.0  # of the way to the target, as far as convergence tells
         self.target: float | None = None
+        self.score: float | None = None  # of the last test
         self._live, self._convergence, self._cost, self._known = live, convergence, cost, tuple(known)
         self._sizes = tuple(sorted(set(batch_sizes)))
         self._references, self._log, self._options = references, log, options
@@ -90,6 +93,9 @@ class Pilot:
         self._idle_w: float | None = None
         self._listener, self._can_pause, self._set_modes = listener, can_pause, set_modes
         self._saver = Saver(store, device.info, workload) if store is not None else None
+        if inbox is not None:
+            live.listen(inbox)
+        self._may_fail = [part for part in (log, inbox, self._saver) if part is not None]
 
     def __enter__(self) -> Self:
         failure: BaseException | None = None
@@ -116,11 +122,18 @@ class Pilot:
         if self._log is not None:
             self._meter.listen(self._log_reading)
         stack.enter_context(self._meter)
+        self._controller = self._make_controller()
+        self._say_start()
+        if self._session.recovered:
+            self._tell("note", {"level": "info", "text": "A killed session had left the device changed; put back."})
+        self._controller.begin()
+
+    def _make_controller(self) -> Controller:
         space = permitted_space(self.device) if self._set_modes else self.device.space.only(())
         candidates = SettingArray.product(tuple(k.name for k in space.knobs), space.matrix(), self._sizes)
         problem = Problem.of(candidates, self._live.budget, self._convergence, idle_w=self._idle_w)
         self._share_of_sample = _shares(self._convergence, self._sizes)
-        self._controller = Controller(
+        controller = Controller(
             self._session,
             self._meter,
             problem,
@@ -131,12 +144,10 @@ class Pilot:
             tell=self._tell,
             begun_s=self._begun_s,
             can_pause=self._can_pause,
+            waiting=self._say_progress_if_due,
         )
-        self._controller.energy_before_j = self._energy_j
-        self._say_start()
-        if self._session.recovered:
-            self._tell("note", {"level": "info", "text": "A killed session had left the device changed; put back."})
-        self._controller.begin()
+        controller.energy_before_j = self._energy_j
+        return controller
 
     def __exit__(self, *error: Any) -> None:
         self.controller.restoring()
@@ -202,6 +213,19 @@ class Pilot:
         """This is a part of a training that began earlier."""
         self.samples, self.steps, self.share, self._energy_j = samples, steps, share, energy_j
 
+    @property
+    def batch_sizes(self) -> tuple[int, ...]:
+        """Those on offer, smallest first."""
+        return self._sizes
+
+    def offer(self, batch_sizes: Sequence[int]) -> None:
+        """Choose among these batch sizes from the next step on; what was measured and drawn so far stays counted."""
+        self._sizes = tuple(sorted(set(batch_sizes)))
+        self._energy_j = self.controller.energy_j
+        self._controller = self._make_controller()
+        self._controller.progressed(self.share)
+        self._controller.begin()
+
     def simulate(self, batch_size: int) -> None:
         """Let a step pass on a simulated device, before it is trained; nothing on a real one.
 
@@ -210,12 +234,18 @@ class Pilot:
         if self._cost is not None and isinstance(self.device, SimulatesLoad):
             self.device.run_step(self._cost, batch_size)
 
-    def stepped(self, batch_size: int, loss: Any = None) -> None:
-        """A step of this batch size has ended; waits where the budget asks for it."""
-        self._meter.beat()
-        self.steps += 1
-        self.samples += batch_size
-        self.share += batch_size * self._share_of_sample.get(batch_size, 0.0)
+    def stepped(self, batch_size: int, loss: Any = None, *, steps: int = 1, at_s: float | None = None) -> None:
+        """A step of this batch size has ended; waits where the budget asks for it.
+
+        Who heard of it later says when it was, and of how many steps at once.
+        """
+        if at_s is None:
+            self._meter.beat()
+        else:
+            self._meter.beat_at(at_s, steps)
+        self.steps += steps
+        self.samples += steps * batch_size
+        self.share += steps * batch_size * self._share_of_sample.get(batch_size, 0.0)
         self._loss = loss
         controller = self._controller
         assert controller is not None
@@ -249,6 +279,7 @@ class Pilot:
 
     def scored(self, value: float, target: float) -> None:
         """The model was tested."""
+        self.score = value
         self._tell("score", {"samples": self.samples, "value": value, "target": target})
 
     @property
@@ -293,13 +324,16 @@ class Pilot:
             self._log.write(kind, self.elapsed_s, **fields)
         if self._listener is not None:
             self._listener(kind, fields)
-        if kind == "measured" and self._saver is not None:
-            self._saver.add(fields["measurement"])
+        if kind == "measured":
+            self._known += (fields["measurement"],)
+            if self._saver is not None:
+                self._saver.add(fields["measurement"])
 
-    def _say_problem(self) -> None:
-        """A store that is locked or full ends no training; it is said once, and tried again."""
-        if self._saver is not None and (problem := self._saver.take_problem()):
-            self.note("warning", f"{problem} Measurements are kept and tried again.")
+    def _say_news(self) -> None:
+        """A log, store or inbox that fails ends no training; it is said when it begins, and when it is over."""
+        for part in self._may_fail:
+            if news := part.take_news():
+                self.note(*news)
 
     def _say_start(self) -> None:
         started_at = datetime.now().astimezone().isoformat(timespec="seconds")
@@ -324,12 +358,16 @@ class Pilot:
             },
         )
 
+    def _say_progress_if_due(self) -> None:
+        if self._meter_now() >= self._next_tell_s:
+            self._say_progress()
+
     def _say_progress(self) -> None:
         now_s = self._meter_now()
         self._next_tell_s = now_s + TELL_PERIOD_S
         controller = self.controller
         controller.progressed(self.share)
-        self._say_problem()
+        self._say_news()
         if self._log is None:
             return
         times = self._meter.step_times(now_s - TELL_PERIOD_S)
@@ -361,12 +399,13 @@ class Pilot:
         fields = {"outcome": outcome, "restored": restored, "energy_j": self.energy_j, "samples": self.samples}
         try:
             if self._saver is not None and (left := self._saver.close()):
-                self._say_problem()
                 self.note("warning", f"{left} measurements could not be stored; this log holds them.")
         finally:
-            self._tell("end", {**fields, "steps": self.steps, "error": error})
+            self._say_news()
+            self._tell("end", {**fields, "steps": self.steps, "score": self.score, "error": error})
             if self._log is not None:
                 self._log.flush()
+                self._say_news()
 
 
 def _shares(convergence: SamplesToTarget | None, sizes: Sequence[int]) -> dict[int, float]:

@@ -11,6 +11,7 @@ import numpy as np
 from underwatt.errors import BudgetError
 from underwatt.plan.ahead import look_ahead
 from underwatt.plan.duty import allows_pauses
+from underwatt.run.pacer import LEAST_RELIEF, can_hold
 
 if TYPE_CHECKING:
     from underwatt.plan.problem import Problem
@@ -35,9 +36,19 @@ class Room:
     ) -> None:
         self._base, self._live, self._knowledge = problem, live, knowledge
         self._margin = COUNTED_MARGIN if counts_joules else READ_MARGIN
-        self.can_pause = can_pause and allows_pauses(live.budget)
+        self._may_pause = can_pause
         self.has_knobs = bool(problem.candidates.knobs)
         self.budget_w = math.nan
+
+    @property
+    def can_pause(self) -> bool:
+        """Whether the budget in force can be kept by pauses; somebody may have changed what its watts mean."""
+        return self._may_pause and allows_pauses(self._live.budget)
+
+    @property
+    def watches(self) -> bool:
+        """Whether watts are compared with what is expected of a setting; pauses alone follow the watts anyway."""
+        return self.has_knobs or not self.can_pause
 
     @property
     def held_w(self) -> float:
@@ -72,13 +83,19 @@ class Room:
         problem = self.problem()
         return replace(problem, idle_w=None) if self.has_knobs else problem
 
+    def can_wait(self, watts: float) -> bool:
+        """Whether waiting draws less; where there are clocks to lower, that is not known before it is tried."""
+        idle_w = self._base.idle_w
+        return idle_w is None or self.has_knobs or not self.can_pause or can_hold(watts, idle_w)
+
     def check(self, watts: float) -> None:
         """Raise ``BudgetError`` where waiting alone draws more, and there is no clock to lower."""
-        idle_w = self._base.idle_w
-        if idle_w is not None and not self.has_knobs and watts <= idle_w:
+        if not self.can_wait(watts):
+            assert self._base.idle_w is not None
+            least_w = math.ceil(10 * self._base.idle_w / (1 - LEAST_RELIEF)) / 10
             raise BudgetError(
-                f"{watts:g} W is less than the device draws while it waits ({idle_w:.2f} W).",
-                hint=f"The smallest budget that can be held is above {idle_w:.2f} W.",
+                f"{watts:g} W is less than the device draws while it waits ({self._base.idle_w:.2f} W), or as much.",
+                hint=f"The smallest budget that can be held is above {least_w:g} W.",
             )
 
     def time_at_level_s(self, elapsed_s: float, left_s: float, near: float) -> float:

@@ -20,7 +20,7 @@ class Saver:
     def __init__(self, store: Store, device: DeviceInfo, workload: WorkloadInfo) -> None:
         self._store, self._device, self._workload = store, device, workload
         self._waiting: list[Measurement] = []
-        self._problem: str | None = None
+        self._news: tuple[str, str] | None = None
         self._wake = threading.Condition()
         self._closing = False
         self._thread: threading.Thread | None = None
@@ -34,11 +34,11 @@ class Saver:
                 self._thread.start()
             self._wake.notify()
 
-    def take_problem(self) -> str | None:
-        """Why nothing can be stored at the moment, where nobody was told yet."""
+    def take_news(self) -> tuple[str, str] | None:
+        """Level and words, where storing has begun to fail, or works again, and nobody was told yet."""
         with self._wake:
-            problem, self._problem = self._problem, None
-            return problem
+            news, self._news = self._news, None
+            return news
 
     def close(self) -> int:
         """Wait until all is stored, or cannot be; how many measurements could not."""
@@ -62,8 +62,10 @@ class Saver:
             with self._wake:
                 if problem is None:
                     del self._waiting[: len(now)]
-                elif not failing:
-                    self._problem = problem  # once, however often it is tried again
+                    if failing:
+                        self._news = "info", "Measurements can be stored again."
+                elif not failing:  # once, however often it is tried again
+                    self._news = "warning", f"{problem} Measurements are kept and tried again."
                 failing = problem is not None
                 if closing and (failing or not self._waiting):
                     return

@@ -12,6 +12,7 @@ from underwatt.run import checkpoint
 from underwatt.run.checkpoint import Progress
 from underwatt.run.completion import Completion
 from underwatt.run.step_guard import StepGuard
+from underwatt.run.update_watch import UpdateWatch, half_updated
 from underwatt.workload._torch import torch
 from underwatt.workload.faults import job_faults
 
@@ -57,8 +58,10 @@ def train_under_budget(
 ) -> Trained:
     """Train to the job's target; ``folder`` takes checkpoints, ``progress`` is what an earlier part had come to.
 
-    A step that does not fit into memory is done again in smaller batches: none is lost. Whatever ends the training, a
-    last checkpoint is written first, unless it was a step of the job that failed. Ctrl-C waits for the end of a step.
+    A step that does not fit into memory is done again in smaller batches: none is lost. Where memory runs out in the
+    optimizer's own step, the model may be half changed: that is an error, and the last checkpoint is what counts.
+    Whatever else ends the training, a last checkpoint is written first, unless it was a step of the job that failed.
+    Ctrl-C waits for the end of a step.
     """
     return _Loop(pilot, training, effort, folder, progress, watch).run()
 
@@ -78,6 +81,7 @@ class _Loop:
         self._evaluated = progress.evaluated_samples if progress else 0
         self._score = progress.score if progress else None
         self._guard = StepGuard()
+        self._update = UpdateWatch()
         self._next_save_s = -math.inf  # at once: a run that is killed early can go on too
 
     def run(self) -> Trained:
@@ -105,13 +109,17 @@ class _Loop:
         training.set_batch_size(pilot.batch_size)
         size = training.next_batch_size
         try:
-            pilot.simulate(size)
-            with self._guard.step(), job_faults(size):
-                batch = training.fetch()
-                with self._guard.changing():
-                    loss = training.learn(batch)
-                self._completion.wait(pausing=pilot.controller.pausing)
+            with self._update:
+                pilot.simulate(size)
+                with self._guard.step(), job_faults(size):
+                    batch = training.fetch()
+                    with self._guard.changing():
+                        loss = training.learn(batch)
+                    self._completion.wait(pausing=pilot.controller.pausing)
         except OutOfMemoryError:
+            if self._update.begun:
+                hint = "Go on from the last checkpoint with --resume, and smaller batch sizes (-b)."
+                raise half_updated(size, hint) from None
             training.redo(pilot.out_of_memory(size))
             self._guard.whole = True
             return

@@ -4,11 +4,15 @@ with underwatt.tune(budget_w=10, batch_sizes=(8, 16, 32, 64, 128), optimizer=opt
     for batch in tuner.loader(dataset, shuffle=True):
         loss = train_step(batch)
         tuner.step()
+
+With the last two lines in ``with tuner.training():``, a batch that does not fit into memory comes again in parts.
 """
 
 from __future__ import annotations
 
 import contextlib
+import logging
+import traceback
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -35,8 +39,11 @@ if TYPE_CHECKING:
     from underwatt.plan.problem import SamplesToTarget
     from underwatt.plan.schedule import Schedule
     from underwatt.records import Profile, Setting, WorkloadCost
+    from underwatt.run.batches import PassBatches
     from underwatt.run.options import ControlOptions
     from underwatt.workload.lr import LrRule
+
+_log = logging.getLogger("underwatt")
 
 
 def tune(
@@ -105,20 +112,22 @@ class Tuner:
         self._rate = rate
         self._completion = Completion(on_gpu=False if device.info.simulated else None)
         self._batch_size = 0  # of the batch handed out last
-        self._handed_out: Any = None
+        self._handed_out: PassBatches | None = None  # what that batch is one of, until it is trained on
+        self._sizes = tuple(sorted(set(batch_sizes)))
         workload = WorkloadInfo(name, f"tune-{name}")
         with contextlib.ExitStack() as stack:
             kept = stack.enter_context(Store(store)) if store else None
             known = kept.measurements(kept.profile_id(device.info, workload)) if kept else ()
-            log = None
+            log = inbox = None
             if folder is not None:
                 path = folder / "log.jsonl"
                 if path.exists() and path.stat().st_size:
                     raise InputError(f"There is a run in {folder} already.", hint="Name another folder.")
                 folder.mkdir(parents=True, exist_ok=True)
                 log = stack.enter_context(RunLog(path))
-                live.listen(Inbox(folder))
-                stack.enter_context(register_run(folder, name, device.info.name))
+                inbox = Inbox(folder)
+                if warning := stack.enter_context(register_run(folder, name, device.info.name)):
+                    _log.warning(warning)
             self._pilot = Pilot(
                 device,
                 workload,
@@ -130,6 +139,8 @@ class Tuner:
                 references=references,
                 store=kept,
                 log=log,
+                inbox=inbox,
+                listener=_warn,
                 set_modes=set_modes,
                 options=options,
             )
@@ -151,13 +162,15 @@ class Tuner:
     def loader(self, dataset: Any, *, shuffle: bool = False, drop_last: bool = False, **more: Any) -> Iterator[Any]:
         """One pass over a data set, the batch size as the budget allows at each moment.
 
-        ``more`` goes to PyTorch's ``DataLoader`` (``num_workers``, ``collate_fn``, …).
+        ``more`` goes to PyTorch's ``DataLoader`` (``num_workers``, ``collate_fn``, …). Batch sizes larger than the data
+        set are left out.
         """
         from underwatt.run.batches import open_pass
 
         batches, reopen = open_pass(
             dataset, lambda: self._pilot.batch_size, shuffle=shuffle, drop_last=drop_last, **more
         )
+        self._offer(len(dataset))
         loader = reopen()
         while (batch := next(loader, None)) is not None:
             size = len(batches.handed_out[0])
@@ -168,15 +181,52 @@ class Tuner:
                     raise
                 self._pilot.out_of_memory(size)
                 batches.take_back()
+            else:
+                self._handed_out = batches
+                yield batch
+            if batches.taken_back:
                 loader = reopen()
-                continue
-            self._handed_out = batches
-            yield batch
-            if batches.handed_out and self._handed_out is not None:
+            elif self._handed_out is batches:
                 raise InputError(
                     "A batch was handed out and tuner.step() was not called.",
                     hint="Call tuner.step() once after each batch of tuner.loader.",
                 )
+
+    def _offer(self, length: int) -> None:
+        """Choose among the batch sizes that a data set can fill."""
+        from underwatt.run.batches import fillable, left_out
+
+        sizes = fillable(self._sizes, length)
+        if sizes != self._pilot.batch_sizes:
+            self._pilot.offer(sizes)
+            if text := left_out(self._sizes, length):
+                self.note("warning", text)
+
+    @contextlib.contextmanager
+    def training(self) -> Iterator[None]:
+        """Use ``with tuner.training():`` around what is done with a batch of ``loader``, ``tuner.step()`` included.
+
+        Where memory runs out in it, the block is left, and the samples of its batch are handed out again in smaller
+        batches: none is lost. Gradients may be half done by then, so zero them at the beginning of the block. Raises
+        ``OutOfMemoryError`` where there is no smaller batch size, and where the optimizer had begun to change the
+        model, which nobody can do again.
+        """
+        from underwatt.run.update_watch import UpdateWatch, half_updated, ran_out_of_memory
+
+        watch = UpdateWatch()
+        try:
+            with watch:
+                yield
+        except Exception as exc:
+            batches, size = self._handed_out, self._batch_size
+            if batches is None or not ran_out_of_memory(exc):
+                raise
+            traceback.clear_frames(exc.__traceback__)  # they hold what fills the memory
+            if watch.begun:
+                raise half_updated(size, "Go on from your last checkpoint, with smaller batch sizes.") from exc
+            self._pilot.out_of_memory(size)
+            batches.take_back()
+            self._handed_out = None
 
     def starts(self, batch_size: int, parts: int = 1) -> None:
         """A step of this batch size begins, in so many parts whose gradients are added up.
@@ -234,6 +284,12 @@ class Tuner:
     def elapsed_s(self) -> float:
         """Seconds of the device's time since the start."""
         return self._pilot.elapsed_s
+
+
+def _warn(kind: str, fields: dict[str, Any]) -> None:
+    """Warnings reach whoever trains also where there is no log, or none that can be written."""
+    if kind == "note" and fields["level"] == "warning":
+        _log.warning(fields["text"])
 
 
 def _live(budget_w: float | None, budget: str | Budget | Schedule | None) -> LiveBudget:

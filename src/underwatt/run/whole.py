@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from underwatt.run.checkpoint import Progress
     from underwatt.run.live import LiveBudget
     from underwatt.run.train import Effort, Trained
-    from underwatt.workload.base import Workload
     from underwatt.workload.job import Job
 
 LOG_NAME = "log.jsonl"
@@ -61,7 +60,6 @@ class Run:
                 f"The folder {self.folder} cannot be made ({exc.strerror}).", hint="Name another one with --out."
             ) from exc
         log = stack.enter_context(RunLog(self.folder / LOG_NAME))
-        self.live.listen(Inbox(self.folder))
         warning = stack.enter_context(register_run(self.folder, workload.name, self.device.info.name))
         if warning and self.listener:
             self.listener("note", {"level": "warning", "text": warning})
@@ -75,18 +73,30 @@ class Run:
         }
         sizes = arguments.pop("batch_sizes")
         return Pilot(
-            self.device, workload, sizes, self.live, store=self.store, log=log, listener=self.listener, **arguments
+            self.device,
+            workload,
+            sizes,
+            self.live,
+            store=self.store,
+            log=log,
+            inbox=Inbox(self.folder),
+            listener=self.listener,
+            **arguments,
         )
 
 
 def run_job(run: Run, job: Job, effort: Effort, *, resume: bool = False) -> Trained:
     """Train a PyTorch job to its target, in this process; ``resume`` goes on where the folder's run stopped."""
     from underwatt.run import checkpoint
+    from underwatt.run.batches import fillable, left_out
     from underwatt.run.train import train_under_budget
+    from underwatt.workload.data import train_and_test
     from underwatt.workload.identity import job_info
     from underwatt.workload.training import Training
 
     workload = job_info(job)
+    length = len(train_and_test(job)[0])
+    sizes = fillable(run.batch_sizes, length)
     cost = _cost(run.device, job)
     state = progress = None
     elapsed_s = energy_j = 0.0
@@ -100,15 +110,18 @@ def run_job(run: Run, job: Job, effort: Effort, *, resume: bool = False) -> Trai
         elapsed_s, energy_j = _spent(run.folder / LOG_NAME, progress)
         run.live.resumes(elapsed_s)
     with contextlib.ExitStack() as stack:
-        training = Training(job, run.batch_sizes[0])
+        training = Training(job, sizes[0])
         stack.callback(training.close)
         if state is not None:
             training.restore(state)
-        pilot = run.pilot(stack, workload, cost=cost, elapsed_s=elapsed_s)
+        pilot = run.pilot(stack, workload, batch_sizes=sizes, cost=cost, elapsed_s=elapsed_s)
         pilot.target = job.target
         if progress is not None:
             pilot.continues(samples=training.samples, steps=training.steps, share=progress.share, energy_j=energy_j)
+            pilot.score = progress.score
         stack.enter_context(pilot)
+        if text := left_out(run.batch_sizes, length):
+            pilot.note("warning", text)
         return train_under_budget(
             pilot, training, effort, run.folder, progress=progress, watch=lambda: run.watch(pilot)
         )
@@ -124,44 +137,6 @@ def _spent(log: Path, progress: Progress) -> tuple[float, float]:
     last_s = max([event["at_s"] for event in record.events] + record.power.at_s[-1:].tolist())
     # Never 0, which would be taken for a run that begins.
     return max(progress.elapsed_s, last_s, 1e-3), max(progress.energy_j, counted[-1] if counted else 0.0)
-
-
-def run_command(run: Run, workload: Workload) -> int:
-    """Run a foreign command to its own end: the batch size is searched for first, the power mode held all along.
-
-    A command goes its own way, so that there are no pauses between its steps, and its batch size stays. Gives the
-    number of its steps.
-    """
-    from underwatt.device.base import permitted_space
-    from underwatt.device.session import Session
-    from underwatt.plan.problem import Problem
-    from underwatt.predict.settings import SettingArray
-    from underwatt.run.as_you_go import measure_as_you_go
-
-    space = permitted_space(run.device) if run.set_modes else run.device.space.only(())
-    candidates = SettingArray.product(tuple(k.name for k in space.knobs), space.matrix(), run.batch_sizes)
-    problem = Problem.of(candidates, run.live.budget, run.convergence)
-
-    def watch(found: Measurement, why: str) -> None:
-        if run.listener:
-            run.listener("measured", {"measurement": found, "why": why})
-
-    with Session(run.device) as session:
-        found = measure_as_you_go(session, workload, problem, run.store, references=run.references, watch=watch)
-    batch_size = found.best.measurement.setting.batch_size
-    with contextlib.ExitStack() as stack:
-        pilot = run.pilot(stack, workload.info, batch_sizes=(batch_size,), can_pause=False)
-        stack.enter_context(pilot)
-        steps = workload.start(batch_size)
-        stack.callback(steps.stop)
-        while (beat := steps.step()) is not None:
-            for _ in range(beat.steps):
-                pilot.stepped(batch_size)
-            run.watch(pilot)
-            if pilot.energy_left_j <= 0:
-                pilot.ends("energy spent")
-                break
-        return pilot.steps
 
 
 def _cost(device: Device, job: Job) -> WorkloadCost | None:

@@ -6,7 +6,6 @@ import http.client
 import json
 import math
 import os
-import shutil
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -16,8 +15,6 @@ from typing import Any
 from underwatt.records import DeviceInfo, Measurement, PowerMode, Setting, WorkloadInfo
 from underwatt.report.live.server import LiveServer
 from underwatt.run.log import RunLog
-
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 
 
 class FakeRun:

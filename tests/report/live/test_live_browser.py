@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import pytest
-from live_run import CHROMIUM, FakeRun, Served
+from live_run import FakeRun, Served
 
 from underwatt.run.inbox import Inbox
 
@@ -15,25 +15,15 @@ if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
 
 sync_api = pytest.importorskip("playwright.sync_api", reason="Playwright is not installed")
-if CHROMIUM is None:
-    pytest.skip("no Chromium is installed (apt install chromium)", allow_module_level=True)
 WAIT_MS = 15_000
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    with sync_api.sync_playwright() as playwright:
-        launched = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        yield launched
-        launched.close()
 
 
 class Opened:
     """An open page that remembers what it said to the console and where it connected to."""
 
-    def __init__(self, browser: Browser, served: Served, scheme: str = "light", width: int = 1280) -> None:
+    def __init__(self, chromium: Browser, served: Served, scheme: str = "light", width: int = 1280) -> None:
         viewport = {"width": width, "height": 900}
-        self._context = browser.new_context(color_scheme=scheme, viewport=viewport)  # type: ignore[arg-type]
+        self._context = chromium.new_context(color_scheme=scheme, viewport=viewport)  # type: ignore[arg-type]
         self.page: Page = self._context.new_page()
         self.page.set_default_timeout(WAIT_MS)
         self.troubles: list[str] = []
@@ -81,8 +71,8 @@ def loop(fake_run: FakeRun) -> Iterator[Loop]:
     loop.stop()
 
 
-def test_the_page_follows_the_run_and_changes_its_budget(browser: Browser, served: Served, loop: Loop) -> None:
-    opened = Opened(browser, served)
+def test_the_page_follows_the_run_and_changes_its_budget(chromium: Browser, served: Served, loop: Loop) -> None:
+    opened = Opened(chromium, served)
     page = opened.page
     opened.shows("#job", "digits")
     opened.shows("#device", "Jetson Nano (virtual)")
@@ -122,9 +112,9 @@ def test_the_page_follows_the_run_and_changes_its_budget(browser: Browser, serve
     opened.close()
 
 
-def test_a_budget_is_asked_for_until_the_run_takes_it(browser: Browser, served: Served, fake_run: FakeRun) -> None:
+def test_a_budget_is_asked_for_until_the_run_takes_it(chromium: Browser, served: Served, fake_run: FakeRun) -> None:
     fake_run.second()
-    opened = Opened(browser, served)
+    opened = Opened(chromium, served)
     opened.page.fill("#budget", "7")
     opened.page.click("#budget-send")
     opened.shows("#budget-status", "Asked for 7W, waiting for the run.")
@@ -136,8 +126,8 @@ def test_a_budget_is_asked_for_until_the_run_takes_it(browser: Browser, served: 
     opened.close()
 
 
-def test_the_budget_can_be_changed_with_the_keyboard_alone(browser: Browser, served: Served, loop: Loop) -> None:
-    opened = Opened(browser, served)
+def test_the_budget_can_be_changed_with_the_keyboard_alone(chromium: Browser, served: Served, loop: Loop) -> None:
+    opened = Opened(chromium, served)
     page = opened.page
     page.keyboard.press("Tab")
     assert page.evaluate("document.activeElement.className") == "skip"
@@ -160,7 +150,7 @@ def test_the_budget_can_be_changed_with_the_keyboard_alone(browser: Browser, ser
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", [1280, 390])
 def test_accessible_by_axe_and_nothing_is_cut_off(
-    browser: Browser, served: Served, fake_run: FakeRun, scheme: str, width: int
+    chromium: Browser, served: Served, fake_run: FakeRun, scheme: str, width: int
 ) -> None:
     from axe_playwright_python.sync_playwright import Axe
 
@@ -169,7 +159,7 @@ def test_accessible_by_axe_and_nothing_is_cut_off(
         fake_run.second(power_w)
     fake_run.log.write("note", fake_run.at_s, level="warning", text="Hot.")
     fake_run.log.flush()
-    opened = Opened(browser, served, scheme, width)
+    opened = Opened(chromium, served, scheme, width)
     opened.shows("#entries", "Hot.")
     opened.page.fill("#budget", "x")
     opened.page.click("#budget-send")
@@ -185,15 +175,15 @@ def test_accessible_by_axe_and_nothing_is_cut_off(
 @pytest.mark.parametrize(
     ("outcome", "restored", "words"),
     [
-        ("reached", True, "The target was reached. The device is as it was before."),
+        ("reached", True, "The run reached its target. The device is as it was before."),
         ("failed", False, "The run failed. The disk is full. The device was not put back"),
     ],
 )
 def test_the_page_says_how_the_run_ended(
-    browser: Browser, served: Served, fake_run: FakeRun, outcome: str, restored: bool, words: str
+    chromium: Browser, served: Served, fake_run: FakeRun, outcome: str, restored: bool, words: str
 ) -> None:
     fake_run.second()
-    opened = Opened(browser, served)
+    opened = Opened(chromium, served)
     assert opened.page.locator("#banner").is_hidden()
     fake_run.end(outcome, restored, None if restored else "The disk is full.")
     opened.shows("#banner", words)
@@ -204,20 +194,20 @@ def test_the_page_says_how_the_run_ended(
     opened.close()
 
 
-def test_text_from_the_log_never_becomes_markup(browser: Browser, served: Served, fake_run: FakeRun) -> None:
+def test_text_from_the_log_never_becomes_markup(chromium: Browser, served: Served, fake_run: FakeRun) -> None:
     fake_run.log.write("note", 0.0, level="info", text="<img src=x onerror=alert(1)><script>alert(2)</script>")
     fake_run.log.flush()
-    opened = Opened(browser, served)
+    opened = Opened(chromium, served)
     opened.shows("#entries", "<img src=x onerror=alert(1)>")
     assert opened.page.locator("#entries img, #entries script").count() == 0
     assert opened.troubles == []
     opened.close()
 
 
-def test_a_lost_connection_is_said_and_taken_up_again(browser: Browser, fake_run: FakeRun) -> None:
+def test_a_lost_connection_is_said_and_taken_up_again(chromium: Browser, fake_run: FakeRun) -> None:
     fake_run.second()
     with Served(fake_run.folder) as served:
-        opened = Opened(browser, served)
+        opened = Opened(chromium, served)
         served.server.feed.hub.close()  # every stream ends, and none is served
         opened.shows("#banner", "connection to the page’s server is lost")
         fake_run.log.write("note", 5.0, level="info", text="meanwhile")

@@ -166,6 +166,29 @@ def test_clients_that_never_read_or_never_ask_are_cut_off(fake_run: FakeRun, mon
             client.close()
 
 
+def test_who_keeps_sending_has_to_read_and_to_end_its_requests(
+    fake_run: FakeRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server, "STUCK_S", 0.6)
+    monkeypatch.setattr(feed, "UPDATE_S", 0.01)
+    with Served(fake_run.folder) as served:
+        deaf = raw(served, events_request(served))
+        eventually(lambda: len(served.server.feed.hub) == 1)
+        for number in range(60):
+            fake_run.log.write("note", number, level="info", text="x" * 20_000)
+            fake_run.log.flush()
+            time.sleep(0.01)
+        eventually(lambda: len(served.server.feed.hub) == 0)
+        deaf.sendall(b"G")  # it sends, and still reads nothing
+        slow = raw(served, events_request(served).replace(b"/events", b"/nothing"), 1 << 16)
+        slow.settimeout(5)
+        assert b" 404 " in slow.recv(4096)
+        slow.sendall(b"GET / HTTP/1.1\r\nHo")  # a second request that is never whole
+        eventually(lambda: connections(served) == 0)
+        deaf.close()
+        slow.close()
+
+
 def test_many_viewers_and_no_more_than_that(served: Served, fake_run: FakeRun) -> None:
     clients = [raw(served, events_request(served), 1 << 16) for _ in range(VIEWERS)]
     eventually(lambda: len(served.server.feed.hub) == VIEWERS)

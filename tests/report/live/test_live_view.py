@@ -57,7 +57,7 @@ def test_a_run_is_told_from_start_to_end(fake_run: FakeRun) -> None:
     fake_run.end()
     view = seen(fake_run)
     assert view.shown()["phase"] == "ended"
-    assert view.shown()["end"]["words"] == "The target was reached"
+    assert view.shown()["end"]["words"] == "The run reached its target"
     assert "as it was before" in words(view)[-1]
 
 

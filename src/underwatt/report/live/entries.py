@@ -4,30 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from underwatt.records import PowerMode, Setting, Status
+from underwatt.records import Status
+from underwatt.report.sources import OUTCOMES, setting_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     Event = Mapping[str, Any]
 
-OUTCOMES = {
-    "reached": "The target was reached",
-    "finished": "The training is finished",
-    "limit": "The run ended at its limit, before the target",
-    "interrupted": "The run was interrupted",
-    "failed": "The run failed",
-    "energy spent": "The run ended because its energy was spent",
-}
 _BUDGETS = {"start": "Budget: {}.", "schedule": "Budget by the schedule: {}.", "changed": "Budget changed: {}."}
-
-
-def setting_of(record: Event) -> Setting:
-    """A setting as the log holds it."""
-    return Setting(
-        PowerMode.of({name: value for name, value in record["mode"].items() if value is not None}),
-        int(record["batch_size"]),
-    )
 
 
 def entry_of(event: Event) -> dict[str, Any] | None:
@@ -36,6 +21,11 @@ def entry_of(event: Event) -> dict[str, Any] | None:
     if words is None:
         return None
     return {"at_s": event["at_s"], "kind": event["kind"], "level": _level(event), "text": words(event)}
+
+
+def ended(event: Event) -> str:
+    """How a run ended, in words."""
+    return f"The run {OUTCOMES.get(event['outcome'], 'ended')}"
 
 
 def _level(event: Event) -> str:
@@ -82,7 +72,7 @@ def _score(event: Event) -> str:
 def _end(event: Event) -> str:
     put_back = "the device is as it was before" if event["restored"] else "the device was NOT put back"
     error = f" {event['error']}" if event.get("error") else ""
-    return f"{OUTCOMES.get(event['outcome'], 'The run ended')}; {put_back}.{error}"
+    return f"{ended(event)}; {put_back}.{error}"
 
 
 _WORDS: dict[str, Callable[[Event], str]] = {

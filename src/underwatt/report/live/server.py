@@ -27,39 +27,52 @@ _KERNEL_BUFFER = 1 << 16  # what the kernel may hold for a client that does not 
 
 
 class _Connection(H11Protocol):
-    """A connection that is cut off when its other end stops reading, or never asks: neither may hold memory."""
+    """A connection that is cut off when its other end stops reading, or never asks: neither may hold memory.
 
-    _patience: asyncio.TimerHandle | None = None
+    Two clocks: who keeps sending still has to read, and who begins another request has to end it.
+    """
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        self._wait()
+        self._asking, self._reading = (_Patience(self.loop, transport) for _ in range(2))
+        self._asking.start()
 
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
-        if self.cycle is not None:
-            self._stop_waiting()
+        if self.cycle is None or self.cycle.response_complete:  # a request has begun, and is not whole yet
+            self._asking.start()
+        else:
+            self._asking.stop()
 
     def pause_writing(self) -> None:
         super().pause_writing()
-        self._wait()
+        self._reading.start()
 
     def resume_writing(self) -> None:
         super().resume_writing()
-        self._stop_waiting()
+        self._reading.stop()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._stop_waiting()
+        self._asking.stop()
+        self._reading.stop()
         super().connection_lost(exc)
 
-    def _wait(self) -> None:
-        self._stop_waiting()
-        self._patience = self.loop.call_later(STUCK_S, self.transport.abort)
 
-    def _stop_waiting(self) -> None:
-        if self._patience is not None:
-            self._patience.cancel()
-            self._patience = None
+class _Patience:
+    """Aborts a connection unless it is stopped in time; starting it again gives no more time."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, transport: asyncio.Transport) -> None:
+        self._loop, self._transport = loop, transport
+        self._end: asyncio.TimerHandle | None = None
+
+    def start(self) -> None:
+        if self._end is None:
+            self._end = self._loop.call_later(STUCK_S, self._transport.abort)
+
+    def stop(self) -> None:
+        if self._end is not None:
+            self._end.cancel()
+            self._end = None
 
 
 class _Server(uvicorn.Server):

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 from underwatt.errors import InputError
 from underwatt.plan.budget import parse_budget
-from underwatt.report.live.entries import OUTCOMES, entry_of, setting_of
+from underwatt.report.live.entries import ended, entry_of
 from underwatt.report.live.trace import PowerTrace
+from underwatt.report.sources import setting_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -135,6 +136,5 @@ class RunView:
         self.facts |= {name: event[name] for name in ("energy_j", "samples", "steps") if event.get(name) is not None}
         if event.get("score") is not None:
             self.facts["score"] = event["score"]
-        words = OUTCOMES.get(event["outcome"], "The run ended")
         end = {name: event.get(name) for name in ("outcome", "restored", "error")}
-        self.facts |= {"phase": "ended", "end": end | {"words": words}, "time_left_s": None, "asked": None}
+        self.facts |= {"phase": "ended", "end": end | {"words": ended(event)}, "time_left_s": None, "asked": None}

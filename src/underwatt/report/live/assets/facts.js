@@ -95,7 +95,7 @@ function showTotals(facts) {
   put("over", duration(facts.over_s));
   at("over").classList.toggle("bad", facts.at_s > 0 && facts.over_s / facts.at_s > 0.01);
   const share = facts.at_s > 0 ? (100 * facts.over_s) / facts.at_s : 0;
-  put("over-more", `${figure(share, 2)}% of the run, counted from 2% above`);
+  put("over-more", `${figure(share, 2)}% of the run; seconds whose mean is over 2% above`);
 }
 
 // What stands above everything: how the run ended, or why the page may not be up to date.

@@ -1,0 +1,47 @@
+"""What a search has come to, in words: why nothing fits, or what was chosen and what it is expected to take."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+from underwatt.errors import BudgetError
+
+if TYPE_CHECKING:
+    from underwatt.plan.budget import Budget
+    from underwatt.records import Setting
+    from underwatt.run.knowledge import Knowledge
+    from underwatt.run.room import Room
+
+
+def why_nothing_fits(room: Room, knowledge: Knowledge, budget: Budget) -> BudgetError | None:
+    """Why nothing that was measured keeps the budget; ``None`` where something does, or nothing was measured."""
+    best = knowledge.best(problem := room.problem())
+    if best is None or best.fits:
+        return None
+    if math.isinf(room.budget_w):
+        found = [knowledge.outcome(m.setting, problem) for m in knowledge.measurements()]
+        time_s, energy_j = min(o.time_s for o in found if o), min(o.energy_j for o in found if o)
+        return BudgetError(
+            f"No setting reaches the target within {budget}: the soonest takes {time_s:.4g} s, the thriftiest "
+            f"{energy_j / 3600:.4g} Wh.",
+            hint="Raise the energy or the time of the budget, or choose an easier target.",
+        )
+    least_w = min(budget.drawn_w(m) for m in knowledge.measurements()) + knowledge.drift.extra_w
+    return BudgetError(
+        f"No setting keeps {room.budget_w:g} W: the least that was measured is {least_w:.2f} W.",
+        hint=f"Raise the budget to {math.ceil(10 * least_w * 1.02) / 10:g} W, or offer smaller batch sizes.",
+    )
+
+
+def plan_of(room: Room, knowledge: Knowledge, setting: Setting) -> dict[str, Any] | None:
+    """The chosen setting, what it is expected to take, and why; ``None`` where it was not measured."""
+    chosen = knowledge.outcome(setting, room.problem())
+    if chosen is None:
+        return None
+    power_w = min(chosen.measurement.power_w + knowledge.drift.extra_w, room.held_w)
+    expected = {"time_s": chosen.time_s, "power_w": power_w, "energy_j": chosen.time_s * power_w}
+    count = len(knowledge.measurements())
+    bound = "no bound on watts" if math.isinf(room.budget_w) else f"{room.budget_w:g} W"
+    reason = f"It is the best of {count} settings that were measured, under {bound}."
+    return {"chosen": setting, "expected": expected, "reason": reason}
