@@ -1,6 +1,6 @@
 """Holding a budget that changes, on virtual boards, with heat and a disturbing load; training time against an oracle.
 
-    python benchmarks/hold.py --json OUT [--cases a,b] [--seeds N]
+    python benchmarks/hold.py --json OUT [--cases a,b] [--seeds N] [--first-seed N]
 
 Simulated: the boards. Real: the controller, the planner, ResNet18's counted cost, and its samples to target by batch
 size from trainings on a real GPU (known to the controller through the proxy's runs, judged by the target's own).
@@ -215,6 +215,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     parser.add_argument("--cases", default="")
     parser.add_argument("--seeds", type=int, default=1)
+    parser.add_argument("--first-seed", type=int, default=0)
     parser.add_argument("--verbose", action="store_true")
     arguments = parser.parse_args()
     record = json.loads(RECORD.read_text(encoding="utf-8"))
@@ -225,7 +226,7 @@ def main() -> None:
         for kind in SCHEDULES:
             if arguments.cases and f"{board}:{kind}" not in arguments.cases.split(","):
                 continue
-            for seed in range(arguments.seeds):
+            for seed in range(arguments.first_seed, arguments.first_seed + arguments.seeds):
                 rows.append(one(board, kind, seed, world, record, arguments.verbose))
                 print(json.dumps(rows[-1]), flush=True)
     if arguments.json:

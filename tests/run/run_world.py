@@ -18,7 +18,7 @@ from underwatt.device.virtual.device import VirtualJetson
 from underwatt.errors import ApplyError, SensorError
 from underwatt.plan.budget import Budget
 from underwatt.plan.duty import allows_pauses
-from underwatt.plan.problem import Problem
+from underwatt.plan.problem import Problem, SamplesToTarget
 from underwatt.predict.settings import SettingArray
 from underwatt.profile.meter import Meter
 from underwatt.records import DeviceState, Measurement, PowerMode, PowerSample, Setting, WorkloadCost
@@ -59,6 +59,7 @@ class Hurt:
         self.board = device.board
         self.info, self.clock, self.space = device.info, device.clock, device.space
         self.silent: Callable[[], bool] = lambda: False
+        self.surge_w: Callable[[], float] = lambda: 0.0  # on top of what is read
         self.refuses: Callable[[PowerMode], bool] = lambda _: False
         self.applied: list[PowerMode] = []
         self.steps: list[tuple[float, int]] = []
@@ -72,6 +73,7 @@ class Hurt:
         if self.silent():
             raise SensorError("The sensor is gone.")
         sample = self.device.read_power()
+        sample = replace(sample, power_w=sample.power_w + self.surge_w())
         return replace(sample, energy_j=self.board.energy_j) if self._counter else sample
 
     def read_state(self) -> DeviceState:
@@ -189,6 +191,7 @@ def running(
     known: Sequence[Measurement] = (),
     options: ControlOptions | None = None,
     begin: bool = True,
+    convergence: SamplesToTarget | None = None,
 ) -> Iterator[Run]:
     """A controller on a board; the board is put back afterwards."""
     events: list[tuple[float, str, dict[str, Any]]] = []
@@ -201,7 +204,7 @@ def running(
             controller = Controller(
                 session,
                 meter,
-                Problem.of(candidates, live.budget, idle_w=idle_w),
+                Problem.of(candidates, live.budget, convergence, idle_w=idle_w),
                 live,
                 known=known,
                 options=options,

@@ -14,7 +14,7 @@ import pytest
 from run_world import NET, QUICK, SIZES, Hurt, Run, running, seen_before, setting_of, virtual, watts
 
 from underwatt.device.session import Session
-from underwatt.errors import BudgetError, SensorError
+from underwatt.errors import BudgetError, OutOfMemoryError, SensorError
 from underwatt.plan.budget import Budget, parse_budget
 from underwatt.plan.duty import can_pause
 from underwatt.plan.schedule import Schedule
@@ -22,6 +22,7 @@ from underwatt.records import Measurement, Setting, Status
 from underwatt.run.inbox import Inbox, post_budget
 from underwatt.run.live import LiveBudget
 from underwatt.run.options import ControlOptions, State
+from underwatt.run.samples import SampleTable
 
 SETTLED_S = 40.0
 READ_MARGIN = 0.01  # left free where watts are averaged and joules not counted
@@ -145,7 +146,8 @@ def test_a_budget_posted_into_the_inbox_is_followed_within_a_second_or_a_step(tm
         run.train(3.0, until=lambda: run.controller.budget_w == 7.0)
         step_s = run.device.board.true_step_s(NET, run.controller.setting.mode, run.controller.setting.batch_size)
         assert run.elapsed_s - posted_s <= max(1.0, 1.2 * step_s)
-        assert run.said("budget")[-1] == {"power_w": 7.0, "why": "changed"}
+        said = run.said("budget")[-1]
+        assert (said["power_w"], said["why"]) == (7.0, "changed")
         run.train(3.0)
         low_w, _ = run.train(30)
         assert low_w <= 7.0 * 1.01
@@ -286,6 +288,91 @@ def test_less_than_waiting_draws_is_said_at_once() -> None:
     assert "smallest budget" in error.value.hint
 
 
+def test_a_budget_that_falls_below_waiting_stops_the_training_until_it_rises() -> None:
+    """On a device without knobs; a solar panel at dusk."""
+    device = Hurt(virtual(), knobs=False)
+    with running(device, watts(8.0)) as run:
+        run.train(90, until=run.holds)
+        idle_w = run.controller._room.idle_w
+        low_w, begun_s = 0.6 * idle_w, run.elapsed_s
+        run.controller._live._schedule = Schedule.of([(0.0, 8.0), (begun_s + 5, low_w), (begun_s + 35, 8.0)])
+        steps = [run.elapsed_s for _ in range(2000) if run.step() and run.elapsed_s < begun_s + 45]
+        assert not [at_s for at_s in steps if begun_s + 7 < at_s < begun_s + 34]
+        assert [at_s for at_s in steps if at_s > begun_s + 36]
+        assert any("training waits" in text for text in run.notes("warning"))
+
+
+def test_watts_that_no_clock_can_hold_are_said_and_waited_out() -> None:
+    device = virtual()
+    live = watts(9.0)
+    with experienced(device, live) as run:
+        settle(run)
+        live.change("1W")
+        run.controller._next_look_s = run.elapsed_s  # the inbox would have told
+        waited: list[float] = []
+
+        def rise() -> None:
+            waited.append(run.elapsed_s)
+            if waited[-1] - waited[0] > 30:
+                live.change("9W")
+
+        run.controller._waiting = rise
+        run.train(60)
+        assert any("cannot be held, and training waits" in text for text in run.notes("warning"))
+        lowest = min(run.controller.measurements(), key=lambda m: m.power_w).setting
+        assert lowest in [fields["setting"] for fields in run.said("setting")]
+        run.train(10)
+        assert run.holds()
+
+
+def test_what_a_test_of_the_model_draws_is_paid_back() -> None:
+    device = Hurt(virtual(), knobs=False)
+    with running(device, watts(8.0)) as run:
+        run.train(90, until=run.holds)
+        run.train(20)
+        begin_s, begin_j = run.elapsed_s, device.board.energy_j
+        test_s = device.clock.now_s()
+        while device.clock.now_s() < test_s + 5:
+            device.run_step(NET, 64)
+        run.controller.interrupted(test_s, device.clock.now_s())
+        run.train(40)
+        mean_w = (device.board.energy_j - begin_j) / (run.elapsed_s - begin_s)
+        assert mean_w <= 8.0 * 1.015
+
+
+def test_a_reading_above_peak_watts_leads_to_a_lower_setting() -> None:
+    live = LiveBudget(parse_budget("10W peak"))
+    device = Hurt(virtual())
+    with running(device, live, known=seen_before(device), options=QUICK) as run:
+        run.train(SETTLED_S)
+        assert run.holds()
+        before = run.controller.setting
+        until_s = run.elapsed_s + 3.0
+        device.surge_w = lambda: 2.5 if run.elapsed_s < until_s and round(10 * run.elapsed_s) % 10 == 0 else 0.0
+        run.train(4)
+        assert run.controller.setting != before
+        assert any("were read" in fields["why"] for fields in run.said("setting"))
+
+
+def test_joules_that_suffice_for_no_setting_are_said_as_joules() -> None:
+    device = virtual()
+    live = LiveBudget(parse_budget("1J"))
+    with (
+        pytest.raises(BudgetError, match=r"No setting reaches the target within .*thriftiest"),
+        running(device, live, known=seen_before(device), convergence=SampleTable(dict.fromkeys(SIZES, 1e6))) as run,
+    ):
+        run.train(200)
+
+
+def test_where_every_batch_size_is_known_not_to_fit_that_is_said() -> None:
+    device = virtual()
+    with running(device, watts(9.0), begin=False) as run:
+        mode = run.controller._base.candidates[0].mode
+    known = [Measurement(Setting(mode, min(SIZES)), status=Status.OUT_OF_MEMORY)]
+    with pytest.raises(OutOfMemoryError, match="ran out of memory"), running(device, watts(9.0), known=known):
+        pass
+
+
 # Troubles
 
 
@@ -326,6 +413,14 @@ def test_a_reading_that_fails_now_and_then_is_no_lost_sensor() -> None:
         device.silent = lambda: (run.elapsed_s - begun_s) % 3.0 < 0.11
         run.train(40)
         assert len(run.notes("warning")) <= 20
+
+
+def test_a_reading_that_fails_each_second_does_not_stall_the_search() -> None:
+    device = Hurt(virtual())
+    device.silent = lambda: 0.35 <= device.clock.now_s() % 1.0 < 0.45
+    with running(device, watts(9.0), options=QUICK) as run:
+        run.train(SETTLED_S, until=run.holds)
+        assert run.holds()
 
 
 def test_a_refused_mode_during_a_correction_falls_back() -> None:

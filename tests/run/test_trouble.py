@@ -13,7 +13,7 @@ GONE = SensorError("The sensor is gone.", hint="Plug it in.")
 
 
 def test_a_silent_sensor_is_news_once_and_an_error_when_it_lasts() -> None:
-    guard = SensorGuard(10.0)
+    guard = SensorGuard(1.0, 10.0)
     assert not guard.is_lost
     assert guard.lost(5.0, GONE)
     assert guard.is_lost
@@ -24,7 +24,7 @@ def test_a_silent_sensor_is_news_once_and_an_error_when_it_lasts() -> None:
 
 
 def test_a_sensor_is_back_with_a_reading_after_it_was_lost() -> None:
-    guard = SensorGuard(10.0)
+    guard = SensorGuard(1.0, 10.0)
     assert not guard.back(PowerSample(1.0, 5.0)), "it was never lost"
     guard.lost(5.0, GONE)
     assert not guard.back(None)

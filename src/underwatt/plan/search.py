@@ -120,6 +120,8 @@ class Search:
             if self._starts:
                 return Ask(self._problem.candidates[self._starts.pop(0)], "to learn how time and power behave")
         if not log.open.any() or log.distinct < FEWEST:
+            if log.open.any():  # too few to predict the others from
+                self._stopped = _limit_reached(len(log.made))
             return None
         if self._forecast is None:
             self._forecast = Forecast(self._problem, self._references, self._seed)
@@ -135,14 +137,15 @@ class Search:
             return None
         limit = self._most if best else 2 * self._most
         if len(log.made) >= limit:
-            self._stopped = f"{limit} settings were measured"
+            self._stopped = _limit_reached(limit)
             return None
         return Ask(self._problem.candidates[int(rows[step.at])], step.why)
 
     def tell(self, measurement: Measurement) -> None:
         """Take in a measurement of one of the candidates."""
-        for row in rows_of(self._problem.candidates, measurement.setting)[:1]:
-            self._log.add(int(row), measurement)
+        rows = rows_of(self._problem.candidates, measurement.setting)
+        if len(rows):
+            self._log.add(rows, measurement)
 
     @property
     def best(self) -> Outcome | None:
@@ -196,9 +199,11 @@ def _next(
 ) -> _Next:
     if best is None:
         chance = float(np.where(open_rows, outlook.chance_to_fit(problem.budget), 0.0).max())
-        lowest_tried = not open_rows[int(np.argmin(outlook.log_drawn_w))]
-        if chance < HOPELESS and lowest_tried:
-            return _Next(None, 0.0, "no setting is likely to fit")
+        lowest = int(np.argmin(outlook.log_drawn_w))
+        if chance < HOPELESS:
+            if not open_rows[lowest]:
+                return _Next(None, 0.0, "no setting is likely to fit")
+            return _Next(lowest, 0.0, "to see whether the lowest setting fits")
         return _Next(safest_fast(problem, outlook, open_rows, caution), 0.0, "to find a setting that fits")
     if not open_rows.any():
         return _Next(None, 0.0, "every promising setting was measured")
@@ -226,15 +231,14 @@ class _Log:
                     f"The known measurement of {measurement.setting} sets other knobs than the candidates.",
                     hint=f"The candidates set {', '.join(problem.candidates.knobs) or 'no knob'}.",
                 )
-            for row in rows_of(problem.candidates, measurement.setting):
-                self._note(int(row), measurement)
+            self._note(rows_of(problem.candidates, measurement.setting), measurement)
         self.open = self._still_open()
 
-    def add(self, row: int, measurement: Measurement) -> None:
-        """Note a new measurement of a candidate."""
+    def add(self, rows: NDArray[np.intp], measurement: Measurement) -> None:
+        """Note a new measurement of a candidate, which may stand among them more than once."""
         self.all.append(measurement)
         self.made.append(measurement)
-        self._note(row, measurement)
+        self._note(rows, measurement)
         self.open = self._still_open()
 
     def best(self) -> Outcome | None:
@@ -249,13 +253,17 @@ class _Log:
         """How many different settings were measured with success."""
         return len({m.setting for m in self.all if m.usable})
 
-    def _note(self, row: int, measurement: Measurement) -> None:
-        self._untried[row] = False
-        if measurement.usable:
-            self.outcomes.append(outcome(self._problem, row, measurement))
+    def _note(self, rows: NDArray[np.intp], measurement: Measurement) -> None:
+        self._untried[rows] = False
+        if measurement.usable and len(rows):
+            self.outcomes.append(outcome(self._problem, int(rows[0]), measurement))
 
     def _still_open(self) -> NDArray[np.bool_]:
         return np.asarray(self._untried & fits_memory(self._problem.candidates, self.all))
+
+
+def _limit_reached(count: int) -> str:
+    return "1 setting was measured" if count == 1 else f"{count} settings were measured"
 
 
 def _starts(problem: Problem, log: _Log, references: Sequence[Profile], count: int, seed: int) -> list[int]:
@@ -275,7 +283,8 @@ def _nothing_fits(problem: Problem, log: _Log) -> BudgetError:
     smallest_w = min(drawn_w.values())
     if budget.power_w is not None and smallest_w > budget.power_w:
         return BudgetError(
-            f"No measured setting keeps the budget of {budget}: the smallest power measured is {smallest_w:.4g} W.",
+            f"No measured setting keeps the budget of {budget}: the smallest power measured so far is "
+            f"{smallest_w:.4g} W.",
             hint=f"Raise it to {math.ceil(10 * smallest_w) / 10:g} W, or offer lower clocks or smaller batches.",
         )
     kept = [known for known in log.outcomes if budget.power_w is None or drawn_w[id(known)] <= budget.power_w]

@@ -26,8 +26,8 @@ from underwatt.run.observe import mean_reading_w, seen_steps
 from underwatt.run.options import ControlOptions, State
 from underwatt.run.pacer import Pacer
 from underwatt.run.room import Room
-from underwatt.run.trouble import SensorGuard, ThrottleGuard
-from underwatt.run.verdict import plan_of, why_nothing_fits
+from underwatt.run.trouble import Sensor, SensorGuard, ThrottleGuard
+from underwatt.run.verdict import is_decided, plan_of, why_nothing_fits
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -90,7 +90,7 @@ class Controller:
         self._search_w = math.nan
         self._searched_w: list[float] = []
         self._throttle = ThrottleGuard(self._options.throttle_s)
-        self._sensor = SensorGuard(self._options.lost_s)
+        self._sensor = SensorGuard(self._options.silent_s, self._options.lost_s)
         self._next_look_s = self._next_drift_s = -math.inf
         self._changed_s = self._level_s = self._begun_here_s = self._now_s()
         self._steps_since_change = self._refused = 0
@@ -219,8 +219,20 @@ class Controller:
         except SensorError:  # a reading failed on the way, and others came after it
             self._measure_anew()
             return
-        if self._measuring is None and self._may_search(now_s):
+        if self._pacer.short_s > self._options.short_of_s:
+            self._cannot_hold(now_s)
+        elif self._measuring is None and self._may_search(now_s):
             self._seek()
+
+    def _cannot_hold(self, now_s: float) -> None:
+        """Pauses draw more than the budget: wait, at the setting that draws least, until more is allowed."""
+        power_w = mean_reading_w(self._meter, now_s - self._options.short_s)
+        is_news, self._room.floor_w = self._pacer.can_hold, power_w
+        self._pacer.set_budget(self._room.held_w, self._room.idle_w)
+        if is_news and not self._pacer.can_hold:
+            text = f"Waiting alone draws {power_w:.2f} W: {self._room.budget_w:g} W cannot be held, and training waits."
+            self._note("warning", text)
+        self._settle_for_best(State.CORRECTING, f"pauses drew {power_w:.2f} W")
 
     def _follow_budget(self, elapsed_s: float, why: str) -> None:
         """Take in the watts of the next step: it cannot be cut short when they fall."""
@@ -236,14 +248,16 @@ class Controller:
         self._room.budget_w = watts
         self._level_s = self._now_s()
         self._pacer.set_budget(self._room.held_w, self._room.idle_w)
-        self._tell("budget", {"power_w": watts if math.isfinite(watts) else None, "why": why})
+        meant = self._live.budget
+        bound = {"watts": meant.watts.value, "window_s": meant.window_s}
+        self._tell("budget", {"power_w": watts if math.isfinite(watts) else None, **bound, "why": why})
         if self.setting is None:
             return
         if self._measuring is not None and not (fell and self._is_too_much()):
             return  # what is being measured may go on
         if self._knowledge.measurements():
             self._measuring = None
-            self._settle_for_best(State.HOLDING, f"{watts:g} W hold now")
+            self._settle_for_best(State.HOLDING, f"the budget is {watts:g} W now")
 
     def _is_too_much(self) -> bool:
         """Whether the setting under measurement draws more than the budget, as far as it is known."""
@@ -310,19 +324,15 @@ class Controller:
 
     def _sensor_works(self, now_s: float) -> bool:
         """Whether there are readings; without, a setting that was measured to fit is held for a while."""
-        newest = self._meter.newest
-        last_s = self._begun_here_s if newest is None else newest.at_s
-        if now_s - last_s <= self._options.silent_s:
-            if self._sensor.back(newest):
-                self._note("info", "Power can be read again.")
-                self._measure_anew()
-            return True
-        error = self._meter.failure or SensorError(f"Power was last read {now_s - last_s:.1f} s ago.")
-        if self._sensor.lost(now_s, error):
-            self._note("warning", f"{error} Holding the last safe setting.")
+        found = self._sensor.look(now_s, self._meter, self._begun_here_s)
+        if found is Sensor.BACK:
+            self._note("info", "Power can be read again.")
+            self._measure_anew()
+        elif found is Sensor.FAILED:
+            self._note("warning", f"{self._sensor.error} Holding the last safe setting.")
             self._measuring = None
             self._settle_for_best(State.HOLDING, "power cannot be read")
-        return False
+        return found in (Sensor.WORKS, Sensor.BACK)
 
     def _measure_anew(self) -> None:
         """Start the measurement under way again with the next step."""
@@ -390,7 +400,8 @@ class Controller:
 
     def _follow_measurement(self, now_s: float) -> None:
         assert self._measuring is not None
-        if not (self._measuring.is_enough() or self._is_decided()):
+        enough = self._measuring.is_enough()
+        if not (enough or is_decided(self._measuring.so_far, self._room, self._knowledge, self._options)):
             return
         found = self._measuring.end()
         if found is None:
@@ -399,21 +410,6 @@ class Controller:
         self._take(replace(found, cost_s=now_s - self._changed_s))
         self._pacer.settled(found.power_w, found.step_s, forgive=self._room.has_knobs)
         self._seek()
-
-    def _is_decided(self) -> bool:
-        """Whether the setting under measurement is out already: it draws too much, or is clearly too slow."""
-        so_far = self._measuring.so_far if self._measuring else None
-        if so_far is None or so_far.power_w_ci95 > 2 * self._options.rough * so_far.power_w:
-            return False
-        seen = self._knowledge.drift.seen_from(so_far)
-        if self._room.has_knobs and seen.power_w - seen.power_w_ci95 > self._room.left_w:
-            return True
-        if so_far.steps < 3 or so_far.step_s_ci95 > self._options.rough * so_far.step_s:
-            return False
-        problem = self._room.problem()
-        best = self._knowledge.best(problem)
-        trial = Knowledge(problem, [seen]).best(problem)
-        return bool(best and best.fits and trial and trial.time_s > self._options.hopeless * best.time_s)
 
     def _take(self, measurement: Measurement) -> None:
         self._tell("measured", {"measurement": measurement})

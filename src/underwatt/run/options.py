@@ -36,6 +36,7 @@ class ControlOptions:
     least_gain: float = 0.005
     hopeless: float = 1.3  # so many times slower than the best: measured no further
     rough: float = 0.05  # half width of the intervals that suffices to rule a setting out
+    short_of_s: float = 4.0  # pauses that draw more than the budget for so long do not help
     silent_s: float = 1.0  # without a reading for so long, the sensor counts as lost
     lost_s: float = 10.0  # a sensor may be silent for so long
     throttle_s: float = 60.0  # how long clocks above a throttled one are not used

@@ -31,7 +31,7 @@ LEARNED_SLOWER, LEARNED_STEPS = 2.5, 4.0
 EXPECTED_S = 1.0  # what is expected of a step weighs as much as so long a time of steps that were read
 # Shorter pauses are saved up, longer ones taken in pieces: in between somebody may change the budget.
 SHORTEST_PAUSE_S, LONGEST_PAUSE_S = 0.001, 0.25
-LEAST_BUSY = 0.02
+LEAST_BUSY, MOSTLY_PAUSED = 0.02, 0.9
 # Idling must draw at least this share less than the budget, or pausing pays nothing back.
 LEAST_RELIEF = 0.02
 # A counter of joules that has not moved for so long, while power is read, has stopped.
@@ -55,6 +55,7 @@ class Pacer:
         self._busy_from_s = now_s  # when the last pause ended
         self._owed_s = 0.0  # pauses that are due
         self._absent_s = (-math.inf, -math.inf)
+        self.short_s = 0.0  # how long pauses have drawn more than the budget
         self.energy_j = 0.0  # drawn since the start, as far as it was read
 
     @property
@@ -65,7 +66,8 @@ class Pacer:
     def set_budget(self, power_w: float, idle_w: float) -> None:
         """Hold other watts from now on; a pause is expected to draw ``idle_w``."""
         self._budget_w, self._idle_w = power_w, idle_w
-        self._owed_s = 0.0
+        self.short_s = 0.0
+        self._owed_s = 0.0 if self.can_hold else math.inf
 
     def expect(self, busy_w: float | None, step_s: float = math.nan, blind_until_s: float = -math.inf) -> None:
         """Steps draw so many watts for so long from now on, NaN where that is not known.
@@ -115,6 +117,7 @@ class Pacer:
         self._paused_s += seconds
         self._owed_s -= seconds
         self._busy_from_s = now_s
+        self.take_in()
 
     def skip(self, now_s: float) -> None:
         """No pause is wanted now."""
@@ -157,6 +160,8 @@ class Pacer:
         self._paused_s -= paused_s
         if self._budget_w == math.inf:
             return
+        short = paused_s > MOSTLY_PAUSED * seconds and drawn_j > self._budget_w * seconds
+        self.short_s = self.short_s + seconds if short else 0.0
         elsewhere = before.at_s < self._absent_s[1] and after.at_s > self._absent_s[0]
         cost, usual_s, steps = self._cost, self._usual_s, self._steps
         self._usual_s = self._steps = 0.0

@@ -39,6 +39,7 @@ class Room:
         self._may_pause = can_pause
         self.has_knobs = bool(problem.candidates.knobs)
         self.budget_w = math.nan
+        self.floor_w = 0.0  # what was seen to be drawn while nothing was done but wait
 
     @property
     def can_pause(self) -> bool:
@@ -65,8 +66,8 @@ class Room:
         """Power in a pause: as it was found, or less where lower clocks, which a lower budget asks for, draw less."""
         found_w = self._base.idle_w
         if found_w is None:
-            return 0.0 if math.isinf(self.budget_w) else IDLE_SHARE * self.budget_w
-        return min(found_w, IDLE_SHARE * self.budget_w) if self.has_knobs else found_w
+            return 0.0 if math.isinf(self.budget_w) else max(IDLE_SHARE * self.budget_w, self.floor_w)
+        return max(min(found_w, IDLE_SHARE * self.budget_w), self.floor_w) if self.has_knobs else found_w
 
     def problem(self) -> Problem:
         """Which setting to use."""

@@ -3,23 +3,44 @@
 from __future__ import annotations
 
 import math
+from enum import Enum
 from typing import TYPE_CHECKING
 
 from underwatt.errors import SensorError
 
 if TYPE_CHECKING:
     from underwatt.device.base import Device
+    from underwatt.profile.meter import Meter
     from underwatt.records import PowerMode, PowerSample
 
 STATE_PERIOD_S = 1.0  # how often the device is asked whether it slows itself down
 
 
+class Sensor(Enum):
+    """What a look at the readings finds: that they come, come again, have just stopped, or still do not come."""
+
+    WORKS = "works"
+    BACK = "back"
+    FAILED = "failed"
+    SILENT = "silent"
+
+
 class SensorGuard:
     """A sensor may be silent for some seconds; then nobody can say that the budget is kept."""
 
-    def __init__(self, limit_s: float) -> None:
-        self._limit_s = limit_s
+    def __init__(self, silent_s: float, limit_s: float) -> None:
+        self._silent_s, self._limit_s = silent_s, limit_s
         self._since_s: float | None = None
+        self.error = SensorError("Power cannot be read.")  # why it failed last
+
+    def look(self, now_s: float, meter: Meter, begun_s: float) -> Sensor:
+        """Whether there are readings; raises ``SensorError`` where there have been none for too long."""
+        newest = meter.newest
+        last_s = begun_s if newest is None else newest.at_s
+        if now_s - last_s <= self._silent_s:
+            return Sensor.BACK if self.back(newest) else Sensor.WORKS
+        self.error = meter.failure or SensorError(f"Power was last read {now_s - last_s:.1f} s ago.")
+        return Sensor.FAILED if self.lost(now_s, self.error) else Sensor.SILENT
 
     @property
     def is_lost(self) -> bool:

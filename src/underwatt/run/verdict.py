@@ -1,4 +1,4 @@
-"""What a search has come to, in words: why nothing fits, or what was chosen and what it is expected to take."""
+"""What a search has come to: a setting that is out already, why nothing fits, or what was chosen and what it takes."""
 
 from __future__ import annotations
 
@@ -6,12 +6,29 @@ import math
 from typing import TYPE_CHECKING, Any
 
 from underwatt.errors import BudgetError
+from underwatt.run.knowledge import Knowledge
 
 if TYPE_CHECKING:
     from underwatt.plan.budget import Budget
-    from underwatt.records import Setting
-    from underwatt.run.knowledge import Knowledge
+    from underwatt.records import Measurement, Setting
+    from underwatt.run.options import ControlOptions
     from underwatt.run.room import Room
+
+FEWEST_STEPS = 3
+
+
+def is_decided(so_far: Measurement | None, room: Room, knowledge: Knowledge, options: ControlOptions) -> bool:
+    """Whether a setting under measurement is out already: it draws too much, or is clearly too slow."""
+    if so_far is None or so_far.power_w_ci95 > 2 * options.rough * so_far.power_w:
+        return False
+    seen = knowledge.drift.seen_from(so_far)
+    if room.has_knobs and seen.power_w - seen.power_w_ci95 > room.left_w:
+        return True
+    if so_far.steps < FEWEST_STEPS or so_far.step_s_ci95 > options.rough * so_far.step_s:
+        return False
+    problem = room.problem()
+    best, trial = knowledge.best(problem), Knowledge(problem, [seen]).best(problem)
+    return bool(best and best.fits and trial and trial.time_s > options.hopeless * best.time_s)
 
 
 def why_nothing_fits(room: Room, knowledge: Knowledge, budget: Budget) -> BudgetError | None:
