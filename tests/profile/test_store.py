@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import math
 import multiprocessing
 import os
 import shutil
@@ -16,7 +17,17 @@ from hypothesis import strategies as st
 from underwatt.errors import StoreError
 from underwatt.profile.store import Store, default_store_path
 from underwatt.profile.store_file import SCHEMA_VERSION
-from underwatt.records import ConvergenceRun, DeviceInfo, Measurement, PowerMode, Profile, Setting, Status, WorkloadInfo
+from underwatt.records import (
+    ConvergenceRun,
+    DeviceInfo,
+    Measurement,
+    PowerMode,
+    Profile,
+    Setting,
+    Status,
+    WorkloadInfo,
+    to_json,
+)
 
 DEVICE = DeviceInfo("virtual", "Nano", "virtual-nano", "virtual:nano", simulated=True, software={"driver": "1"})
 WORKLOAD = WorkloadInfo("resnet18", "abc", {"torch": "2"})
@@ -370,3 +381,18 @@ def test_taking_in_is_all_or_nothing(path: Path) -> None:
         with pytest.raises(RuntimeError):
             store.take_in(profiles())  # type: ignore[arg-type]
         assert store.summaries() == ()
+
+
+def test_a_store_from_before_runs_said_where_they_were_given_up_still_works(path: Path) -> None:
+    with Store(path) as store:
+        store.add_convergence(WORKLOAD, [ConvergenceRun(8, 0.9, 500.0, 0, 1e-3)])
+    connection = sqlite3.connect(path)
+    connection.execute("ALTER TABLE convergence_runs DROP COLUMN given_up_samples")
+    connection.close()
+    given_up = ConvergenceRun(8, 0.9, math.nan, 1, 1e-3, given_up_samples=900.0)
+    with Store(path) as store:
+        [(_, (old,))] = store.convergence()
+        assert math.isnan(old.given_up_samples)
+        store.add_convergence(WORKLOAD, [given_up])
+        [(_, runs)] = store.convergence()
+    assert [to_json(run) for run in runs] == [to_json(old), to_json(given_up)]

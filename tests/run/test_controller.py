@@ -288,40 +288,34 @@ def test_less_than_waiting_draws_is_said_at_once() -> None:
     assert "smallest budget" in error.value.hint
 
 
-def test_a_budget_that_falls_below_waiting_stops_the_training_until_it_rises() -> None:
+def test_a_budget_that_falls_below_waiting_stops_the_training_until_it_rises(tmp_path: Path) -> None:
     """On a device without knobs; a solar panel at dusk."""
+    live = LiveBudget(Budget(power_w=8.0), inbox=Inbox(tmp_path))
     device = Hurt(virtual(), knobs=False)
-    with running(device, watts(8.0)) as run:
+    with running(device, live) as run:
         run.train(90, until=run.holds)
-        idle_w = run.controller._room.idle_w
-        low_w, begun_s = 0.6 * idle_w, run.elapsed_s
-        run.controller._live._schedule = Schedule.of([(0.0, 8.0), (begun_s + 5, low_w), (begun_s + 35, 8.0)])
-        steps = [run.elapsed_s for _ in range(2000) if run.step() and run.elapsed_s < begun_s + 45]
-        assert not [at_s for at_s in steps if begun_s + 7 < at_s < begun_s + 34]
-        assert [at_s for at_s in steps if at_s > begun_s + 36]
+        post_budget(tmp_path, f"{0.6 * run.controller._room.idle_w}W", "command")
+        low_s = run.elapsed_s
+        run.controller._waiting = lambda: post_budget(tmp_path, "8W", "command") if run.elapsed_s > low_s + 30 else None
+        steps = [run.elapsed_s for _ in range(50) if run.step()]
+        assert not [at_s for at_s in steps if low_s + 2 < at_s < low_s + 30]
+        assert len([at_s for at_s in steps if at_s > low_s + 30]) > 10
         assert any("training waits" in text for text in run.notes("warning"))
 
 
-def test_watts_that_no_clock_can_hold_are_said_and_waited_out() -> None:
-    device = virtual()
-    live = watts(9.0)
-    with experienced(device, live) as run:
+def test_watts_that_no_clock_can_hold_are_said_and_waited_out(tmp_path: Path) -> None:
+    live = LiveBudget(Budget(power_w=9.0), inbox=Inbox(tmp_path))
+    with experienced(virtual(), live) as run:
         settle(run)
-        live.change("1W")
-        run.controller._next_look_s = run.elapsed_s  # the inbox would have told
-        waited: list[float] = []
-
-        def rise() -> None:
-            waited.append(run.elapsed_s)
-            if waited[-1] - waited[0] > 30:
-                live.change("9W")
-
-        run.controller._waiting = rise
-        run.train(60)
+        post_budget(tmp_path, "1W", "command")
+        low_s = run.elapsed_s
+        run.controller._waiting = lambda: post_budget(tmp_path, "9W", "command") if run.elapsed_s > low_s + 60 else None
+        run.train(90)
         assert any("cannot be held, and training waits" in text for text in run.notes("warning"))
         lowest = min(run.controller.measurements(), key=lambda m: m.power_w).setting
         assert lowest in [fields["setting"] for fields in run.said("setting")]
-        run.train(10)
+        run.train(20)
+        assert run.controller.budget_w == 9.0
         assert run.holds()
 
 

@@ -122,7 +122,7 @@ def test_a_training_under_a_budget_that_falls(tmp_path: Path) -> None:
     assert watts.tolist() == [6, 4]
     assert record.end is not None
     assert (record.end["outcome"], record.end["restored"], record.end["steps"]) == ("finished", True, 250)
-    assert record.energy_over_j(window_s=1.0, lag_s=1.0) < 0.01 * record.energy_j()
+    assert record.energy_over_j(window_s=1.0, lag_s=2.5) < 0.01 * record.energy_j()
     late = record.power.at_s > at_s[1] + 2.0
     assert record.power.power_w[late].mean() <= 4.0
     assert record.power.power_w[record.power.at_s < at_s[1]].max() > 4.8  # or holding 4 W would prove nothing

@@ -353,10 +353,40 @@ def test_lag_is_granted_for_another_setting_and_not_for_another_state(path: Path
             log.write("setting", at_s, setting={"batch_size": 8}, state=state, why="")
         log.write("setting", 4.0, setting={"batch_size": 16}, state="holding", why="")
         for number in range(1, 51):
-            log.power(number / 10, 11.0)
+            log.power(number / 10, 11.0 if (number - 1) % 10 < 4 else 9.0)  # for 0.4 s after each of them
     record = read_log(path)
-    assert record.time_over_s() == pytest.approx(5.0)
-    assert record.time_over_s(lag_s=0.45) == pytest.approx(5.0 - 0.4 - 0.4)
+    assert record.time_over_s(window_s=0.0) == pytest.approx(5 * 0.4)
+    assert record.time_over_s(window_s=0.0, lag_s=0.6) == pytest.approx(3 * 0.4)
+    assert record.time_over_s(window_s=0.0, lag_s=0.35) == pytest.approx(5 * 0.4), "it took longer than that"
+
+
+def test_no_lag_is_granted_to_what_stays_above(path: Path) -> None:
+    record = recorded(path, [11.0] * 60, settings=[0.02, 1.02, 1.52, 2.02])
+    assert record.time_over_s(lag_s=2.0) == pytest.approx(6.0)
+    found = record.verdict()
+    assert (found.bounded_s, found.judged_s, found.over_s) == pytest.approx((6.0, 6.0, 6.0))
+
+
+def test_a_verdict_says_how_much_it_is_made_on(path: Path) -> None:
+    lagging = recorded(path, [12.0] * 15 + [9.0] * 85, settings=[0.0])
+    found = lagging.verdict()
+    assert (found.bounded_s, found.judged_s, found.over_s) == pytest.approx((10.0, 8.5, 0.0))
+    assert found.is_enough
+    assert not recorded(path.with_name("short.jsonl"), [9.0] * 30).verdict().is_enough
+    unbounded = recorded(path.with_name("none.jsonl"), [9.0] * 90, budgets=((0.0, None),)).verdict()
+    assert (unbounded.bounded_s, unbounded.is_enough) == (0.0, False)
+
+
+def test_each_reading_is_judged_as_the_budget_then_in_force_says(path: Path) -> None:
+    with RunLog(path) as log:
+        log.write("start", 0.0)
+        for at_s, watts, window_s in ((0.0, "mean", None), (10.0, "peak", None), (20.0, "mean", 5.0)):
+            log.write("budget", at_s, power_w=10.0, watts=watts, window_s=window_s, why="changed")
+        for number in range(1, 301):
+            log.power(number / 10, 15.0 if number % 10 == 5 else 9.0)  # once a second
+    record = read_log(path)
+    assert record.windows_s.tolist() == [1.0, 0.0, 5.0]
+    assert record.verdict().over_s == pytest.approx(10 * 0.1), "peaks while these are bounded"
 
 
 def test_exactly_the_budget_is_not_over_it(path: Path) -> None:
@@ -403,7 +433,17 @@ def test_time_over_agrees_with_the_words(
     times = [number / 10 for number in range(1, len(watts) + 1)]
 
     def counted(at_s: float) -> bool:
-        return all(not 0 <= at_s - change < lag_s for change in [*drops, *moved])
+        """Not where it is above, since a change and until it is back within the budget in time."""
+        changes = sorted({*drops, *moved})
+        before = [change for change in changes if change <= at_s]
+        if not before or lag_s == 0:
+            return True
+        until_s = min([before[-1] + lag_s, *(change for change in changes if change > at_s)])
+        back = [t for t, w in zip(times, watts, strict=True) if before[-1] < t <= until_s and w <= 1.02 * level(t)]
+        return not back or at_s >= back[0]
+
+    def level(at_s: float) -> float:
+        return [budget_w for begin_s, budget_w in budgets if begin_s <= at_s][-1]
 
     for at_s in times:
         begin_s, budget_w = [budget for budget in budgets if budget[0] <= at_s][-1]

@@ -135,24 +135,27 @@ def test_a_store_that_is_locked_on_the_way_ends_no_training(tmp_path: Path, monk
 
 @contextlib.contextmanager
 def at_most(seconds: float) -> Iterator[None]:
-    """Raise where something takes longer: what waits in simulated time may wait for ever."""
+    """Raise where something computes for longer: what waits in simulated time may wait for ever.
+
+    Time of this process, which does not pass while others have the machine.
+    """
 
     def too_long(*_: object) -> None:
         raise TimeoutError
 
-    before = signal.signal(signal.SIGALRM, too_long)
-    signal.setitimer(signal.ITIMER_REAL, seconds)
+    before = signal.signal(signal.SIGPROF, too_long)
+    signal.setitimer(signal.ITIMER_PROF, seconds)
     try:
         yield
     finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        signal.signal(signal.SIGPROF, before)
 
 
 @pytest.mark.slow
 def test_a_budget_between_idling_at_high_and_at_low_clocks_is_held(tmp_path: Path) -> None:
     live = LiveBudget(Budget(power_w=2.2))  # a Nano draws 3.3 W idle as it was found, 1.9 W at its lowest clocks
-    with at_most(20.0):
+    with at_most(60.0):
         trained = train(tmp_path / "run", blobs(target=1.01), limit=16_000, every=10_000, live=live)
     assert trained.outcome == "limit"
 
@@ -160,5 +163,5 @@ def test_a_budget_between_idling_at_high_and_at_low_clocks_is_held(tmp_path: Pat
 @pytest.mark.slow
 def test_a_budget_that_nothing_keeps_is_an_error_that_names_the_smallest(tmp_path: Path) -> None:
     live = LiveBudget(Budget(power_w=0.5))
-    with at_most(20.0), pytest.raises(BudgetError, match=r"\d W"):
+    with at_most(60.0), pytest.raises(BudgetError, match=r"\d W"):
         train(tmp_path / "run", blobs(target=1.01), limit=16_000, every=10_000, live=live)

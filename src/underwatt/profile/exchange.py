@@ -57,6 +57,7 @@ _IDENTITY = ("device_name", "device_id", "device", "workload_name", "workload_id
 PROFILE_COLUMNS = (*_IDENTITY, *KNOBS, "batch_size", *FIGURES, *COUNTS, "status", "note")
 CONVERGENCE_COLUMNS = (
     "workload_name", "workload_id", "workload", "batch_size", "target", "samples", "seed", "learning_rate",
+    "given_up_samples",
 )  # fmt: skip
 
 
@@ -175,6 +176,7 @@ def _native_run(row: dict[str, str]) -> ConvergenceRun:
         number_or_nan(row["samples"]),
         int(row["seed"]),
         number_or_nan(row["learning_rate"]),
+        number_or_nan(row.get("given_up_samples", "")),
     )
 
 

@@ -99,6 +99,7 @@ def _run(item: Mapping[str, Any]) -> ConvergenceRun:
         _number(item["samples"]),
         int(item["seed"]),
         _number(item["learning_rate"]),
+        _number(item.get("given_up_samples")),
     )
 
 

@@ -110,9 +110,11 @@ class Meter:
             self._timer.cancel()
             self._timer = None
 
-    def beat(self) -> None:
-        """A step is complete, now."""
-        self._keep_beat(self._now_s())
+    def beat(self) -> float:
+        """A step is complete, now; gives the moment."""
+        now_s = self._now_s()
+        self._keep_beat(now_s)
+        return now_s
 
     def beat_at(self, at_s: float, steps: int = 1) -> None:
         """Some steps were complete at a moment that somebody else noted."""

@@ -67,6 +67,7 @@ CONVERGENCE = sa.Table(
     sa.Column("samples", sa.Float),  # null: never reached
     sa.Column("seed", sa.Integer, nullable=False),
     sa.Column("learning_rate", sa.Float),
+    sa.Column("given_up_samples", sa.Float),  # null: reached, or more samples would not have helped
     sa.Column("recorded_at", sa.String, nullable=False),
 )
 
@@ -100,6 +101,8 @@ def select_measurements(connection: sa.Connection, profile_id: int) -> tuple[Mea
 def insert_convergence(connection: sa.Connection, workload: WorkloadInfo, runs: Sequence[ConvergenceRun]) -> None:
     """Append convergence runs of a workload."""
     if runs:
+        if len(_convergence_columns(connection)) < len(CONVERGENCE.columns):
+            connection.exec_driver_sql(f"ALTER TABLE {CONVERGENCE.name} ADD COLUMN given_up_samples FLOAT")
         common = {"workload_id": workload.id, "workload": to_json(workload), "recorded_at": _now()}
         connection.execute(sa.insert(CONVERGENCE), [{**common, **to_json(run)} for run in runs])
 
@@ -108,16 +111,28 @@ def select_convergence(
     connection: sa.Connection, *where: sa.ColumnElement[bool]
 ) -> list[tuple[WorkloadInfo, ConvergenceRun]]:
     """Convergence runs, each with its workload, oldest first."""
-    rows = connection.execute(sa.select(CONVERGENCE).where(*where).order_by(CONVERGENCE.c.id)).mappings()
+    query = sa.select(*_convergence_columns(connection)).where(*where).order_by(CONVERGENCE.c.id)
+    rows = connection.execute(query).mappings()
     return [
         (
             WorkloadInfo(**row["workload"]),
             ConvergenceRun(
-                row["batch_size"], row["target"], _number(row["samples"]), row["seed"], _number(row["learning_rate"])
+                row["batch_size"],
+                row["target"],
+                _number(row["samples"]),
+                row["seed"],
+                _number(row["learning_rate"]),
+                _number(row.get("given_up_samples")),
             ),
         )
         for row in rows
     ]
+
+
+def _convergence_columns(connection: sa.Connection) -> list[sa.Column[Any]]:
+    """The columns that this store has: one from before runs said where they were given up lacks that one."""
+    found = {column["name"] for column in sa.inspect(connection).get_columns(CONVERGENCE.name)}
+    return [column for column in CONVERGENCE.columns if column.name in found]
 
 
 def not_among(items: Sequence[_Item], known: Iterable[_Item], to_row: Callable[[_Item], dict[str, Any]]) -> list[_Item]:

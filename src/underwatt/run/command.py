@@ -73,7 +73,7 @@ class _Command:
                 stack.callback(steps.stop)
                 beat = steps.step()
             while beat is not None:
-                pilot.stepped(batch_size, steps=beat.steps, at_s=beat.at_s)
+                pilot.heard(batch_size, beat.steps, beat.at_s)
                 self._run.watch(pilot)
                 if is_over():
                     return

@@ -14,15 +14,15 @@ class Completion:
     """
 
     def __init__(self, *, on_gpu: bool | None = None) -> None:
-        self._on_gpu = on_gpu  # ``None``: found out at the first step
+        self.on_gpu = on_gpu  # ``None``: found out at the first step
         self._in_flight: Any = None
 
     def wait(self, *, pausing: bool) -> None:
         """Return when the step that was queued last, or the one before it, is complete."""
-        if self._on_gpu is None:
+        if self.on_gpu is None:
             torch = sys.modules.get("torch")
-            self._on_gpu = torch is not None and torch.cuda.is_available() and torch.cuda.is_initialized()
-        if not self._on_gpu:
+            self.on_gpu = torch is not None and torch.cuda.is_available() and torch.cuda.is_initialized()
+        if not self.on_gpu:
             return
         event = sys.modules["torch"].cuda.Event(blocking=True)
         event.record()

@@ -13,9 +13,7 @@ import math
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
-from underwatt.errors import ApplyError, ModeError, NotPermittedError, OutOfMemoryError, SensorError
+from underwatt.errors import ApplyError, ModeError, NotPermittedError, SensorError
 from underwatt.plan.budget import Watts
 from underwatt.plan.search import FIRST, Search
 from underwatt.profile.measure import Measuring
@@ -23,11 +21,11 @@ from underwatt.profile.steady import Settling
 from underwatt.records import Measurement, Setting, Status
 from underwatt.run.knowledge import Knowledge, Surprise
 from underwatt.run.observe import mean_reading_w, seen_steps
-from underwatt.run.options import ControlOptions, State
+from underwatt.run.options import ControlOptions, Quiet, State
 from underwatt.run.pacer import Pacer
 from underwatt.run.room import Room
 from underwatt.run.trouble import Sensor, SensorGuard, ThrottleGuard
-from underwatt.run.verdict import is_decided, plan_of, why_nothing_fits
+from underwatt.run.verdict import expected_s, is_decided, no_size_left, plan_of, why_nothing_fits
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -70,6 +68,7 @@ class Controller:
         waiting: Callable[[], None] = lambda: None,
     ) -> None:
         self.state = State.SEARCHING
+        self.quiet = Quiet()
         self.energy_before_j = 0.0  # of an earlier part of the same training
         self._session, self._meter, self._live, self._tell, self._waiting = session, meter, live, tell, waiting
         self._options = options or ControlOptions()
@@ -91,7 +90,8 @@ class Controller:
         self._searched_w: list[float] = []
         self._throttle = ThrottleGuard(self._options.throttle_s)
         self._sensor = SensorGuard(self._options.silent_s, self._options.lost_s)
-        self._next_look_s = self._next_drift_s = -math.inf
+        self._next_look_s = self._next_drift_s = self._next_search_s = self._same_until_s = -math.inf
+        self._usual_s = 0.0  # what a step takes at the setting in use
         self._changed_s = self._level_s = self._begun_here_s = self._now_s()
         self._steps_since_change = self._refused = 0
         self._share_done = 0.0
@@ -107,17 +107,16 @@ class Controller:
         if self.setting is None:
             self._seek()
         if self.setting is None:
-            raise OutOfMemoryError(
-                "Every offered batch size ran out of memory when it was measured before.",
-                hint="Offer smaller batch sizes, or measure anew with another store.",
-            )
+            raise no_size_left()
         return self.setting
 
     def after_step(self, batch_size: int) -> None:
         """A step of this batch size has ended: look, decide, and wait where the budget asks for it."""
-        now_s = self._now_s()
-        if self.setting is not None and batch_size == self.setting.batch_size:
-            self._steps_since_change += 1
+        now_s, setting, quiet = self._now_s(), self.setting, self.quiet
+        assert setting is not None, "a training begins with one"
+        steps, quiet.steps, quiet.until_s = quiet.steps + 1, 0, -math.inf
+        if batch_size == setting.batch_size:
+            self._steps_since_change += steps
             if self._measuring is None and self.state is State.SEARCHING and self._steps_since_change == 1:
                 self._measuring = self._start_measuring(now_s)
         if now_s >= self._next_look_s:
@@ -125,7 +124,10 @@ class Controller:
         if self._measuring is not None and self._room.has_knobs:
             self._pacer.skip(now_s)  # a pause would blur the reading
             return
-        self._pacer.stepped(now_s, batch_size / self.setting.batch_size if self.setting is not None else 1.0)
+        self._pacer.stepped(now_s, steps * batch_size / setting.batch_size)
+        if self._pacer.at_ease and self._measuring is None and self.setting is setting:
+            quiet.until_s, quiet.batch_size = self._next_look_s, setting.batch_size
+            return
         while (pause_s := self._pacer.pause_s()) > 0 and self.energy_j < self._most_j:
             begin_s = self._now_s()
             self._clock.sleep(pause_s)
@@ -190,12 +192,7 @@ class Controller:
     @property
     def time_left_s(self) -> float:
         """Expected from the setting in use; inf while nothing is known."""
-        known = self._knowledge.of(self.setting) if self.setting else None
-        if known is None:
-            return math.inf
-        row = int(np.argmax(self._base.candidates.batch_size == known.setting.batch_size))
-        step_s = known.step_s * self._knowledge.drift.slow_factor
-        return float(step_s * np.exp(self._base.log_steps[row])) * (1 - self._share_done)
+        return expected_s(self._base, self._knowledge, self.setting) * (1 - self._share_done)
 
     def measurements(self) -> tuple[Measurement, ...]:
         """All that is known, drift taken out."""
@@ -214,15 +211,17 @@ class Controller:
             if self._measuring is not None:
                 self._follow_measurement(now_s)
             elif self._room.watches and self.state is not State.SEARCHING and now_s >= self._next_drift_s:
-                self._next_drift_s = now_s + self._options.short_s / 2
+                self._next_drift_s = now_s + self._options.short_s
                 self._watch(now_s)
         except SensorError:  # a reading failed on the way, and others came after it
             self._measure_anew()
             return
         if self._pacer.short_s > self._options.short_of_s:
             self._cannot_hold(now_s)
-        elif self._measuring is None and self._may_search(now_s):
-            self._seek()
+        elif self._measuring is None and now_s >= self._next_search_s:
+            self._next_search_s = now_s + self._options.short_s
+            if self._may_search(now_s):
+                self._seek()
 
     def _cannot_hold(self, now_s: float) -> None:
         """Pauses draw more than the budget: wait, at the setting that draws least, until more is allowed."""
@@ -236,8 +235,11 @@ class Controller:
 
     def _follow_budget(self, elapsed_s: float, why: str) -> None:
         """Take in the watts of the next step: it cannot be cut short when they fall."""
-        ahead_s = self._options.look_s + self._step_s()
-        watts = self._live.lowest_w(elapsed_s, elapsed_s + ahead_s)
+        ahead_s = elapsed_s + self._options.look_s + self._usual_s
+        if ahead_s < self._same_until_s and why == "schedule":
+            return
+        self._same_until_s = self._live.next_change_s(elapsed_s)
+        watts = self._live.lowest_w(elapsed_s, ahead_s)
         if watts == self._room.budget_w and why != "changed":
             return
         if math.isnan(self._room.budget_w):
@@ -453,17 +455,17 @@ class Controller:
                     self._session.apply(before.mode)  # a write may have been half done
                 return False
         now_s = self._now_s()
-        self.setting, self.state = setting, state
+        self.setting, self.state, self.quiet.until_s = setting, state, -math.inf
         if setting != before or state is State.SEARCHING:
             self._changed_s = now_s
             self._steps_since_change = 0
-            expected_w = self._busy_w(setting)
+            self._usual_s, expected_w = self._step_s(), self._busy_w(setting)
             newest = self._meter.newest
             self._settled_s, blind_until_s = now_s + self._options.settle_s, -math.inf
             if self._knowledge.of(setting) is not None and expected_w is not None and newest is not None:
                 settles_s = self._settling.seconds(newest.power_w - expected_w, expected_w)
                 self._settled_s = blind_until_s = now_s + settles_s
-            self._pacer.expect(expected_w, self._step_s() or math.nan, blind_until_s)
+            self._pacer.expect(expected_w, self._usual_s or math.nan, blind_until_s)
         self._say_setting(why)
         return True
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from enum import Enum
 
@@ -21,7 +22,7 @@ class State(str, Enum):
 class ControlOptions:
     """When the controller looks, and what it takes seriously."""
 
-    look_s: float = 0.1
+    look_s: float = 0.2
     measure: MeasureOptions = field(default_factory=lambda: MeasureOptions(precision=0.015, min_steps=4, limit_s=12.0))
     # Pauses blur a reading, and a few batch sizes are soon compared.
     measure_paused: MeasureOptions = field(
@@ -40,3 +41,15 @@ class ControlOptions:
     silent_s: float = 1.0  # without a reading for so long, the sensor counts as lost
     lost_s: float = 10.0  # a sensor may be silent for so long
     throttle_s: float = 60.0  # how long clocks above a throttled one are not used
+
+
+@dataclass(slots=True)
+class Quiet:
+    """Until when steps need no look, because nothing is measured and nothing paused: then a step costs next to nothing.
+
+    Whoever reports steps looks here first, and only counts those of this batch size.
+    """
+
+    until_s: float = -math.inf
+    batch_size: int = 0
+    steps: int = 0

@@ -55,6 +55,7 @@ class Pacer:
         self._busy_from_s = now_s  # when the last pause ended
         self._owed_s = 0.0  # pauses that are due
         self._absent_s = (-math.inf, -math.inf)
+        self.at_ease = False  # whether the last step was followed by no pause, and none is due
         self.short_s = 0.0  # how long pauses have drawn more than the budget
         self.energy_j = 0.0  # drawn since the start, as far as it was read
 
@@ -96,14 +97,15 @@ class Pacer:
         self._usual_s += usual_s
         self._steps += steps
         self.take_in()
-        if self._budget_w == math.inf:
+        self.at_ease = self._budget_w == math.inf
+        if self.at_ease:
             return
         if not self.can_hold:
             self._owed_s = math.inf  # until other watts hold
             return
         share = self._busy_share()
         if share == 1.0:
-            self._owed_s = 0.0
+            self._owed_s, self.at_ease = 0.0, True
             return
         # A slow step is made up for by the next ones, but no more than one.
         self._owed_s = max(self._owed_s + usual_s / share - busy_s, -usual_s)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import math
 import os
+import time
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +24,7 @@ from underwatt.profile.meter import Meter
 from underwatt.records import PowerMode
 from underwatt.run.controller import Controller
 from underwatt.run.idle import measure_idle
+from underwatt.run.options import Quiet
 from underwatt.run.saver import Saver
 
 if TYPE_CHECKING:
@@ -41,7 +43,7 @@ if TYPE_CHECKING:
 
     Listener = Callable[[str, dict[str, Any]], None]
 
-TELL_PERIOD_S = 1.0
+TELL_PERIOD_S, TELL_LATE_S = 1.0, 0.5
 
 
 class Pilot:
@@ -84,10 +86,12 @@ class Pilot:
         self._elapsed_s, self._energy_j = elapsed_s, 0.0
         self._session = Session(device)
         self._meter = Meter(device)
+        self._now_s = device.clock.now_s
+        self._quiet = Quiet()
         self._controller: Controller | None = None
         self._stack = contextlib.ExitStack()
         self._share_of_sample: dict[int, float] = {}
-        self._begun_s = self._next_tell_s = 0.0
+        self._begun_s = self._next_tell_s = self._next_tell_here_s = 0.0
         self._outcome = "finished"
         self._loss: Any = None
         self._idle_w: float | None = None
@@ -144,9 +148,10 @@ class Pilot:
             tell=self._tell,
             begun_s=self._begun_s,
             can_pause=self._can_pause,
-            waiting=self._say_progress_if_due,
+            waiting=self._say_progress_if_late,
         )
         controller.energy_before_j = self._energy_j
+        self._quiet = controller.quiet
         return controller
 
     def __exit__(self, *error: Any) -> None:
@@ -199,7 +204,7 @@ class Pilot:
     def power_w(self) -> float:
         """Mean power over the last second; NaN where it cannot be read."""
         try:
-            trace = self._meter.trace(self._meter_now() - TELL_PERIOD_S)
+            trace = self._meter.trace(self._now_s() - TELL_PERIOD_S)
         except SensorError:
             return math.nan
         return float(trace.power_w.mean()) if len(trace) else math.nan
@@ -234,24 +239,32 @@ class Pilot:
         if self._cost is not None and isinstance(self.device, SimulatesLoad):
             self.device.run_step(self._cost, batch_size)
 
-    def stepped(self, batch_size: int, loss: Any = None, *, steps: int = 1, at_s: float | None = None) -> None:
-        """A step of this batch size has ended; waits where the budget asks for it.
+    def stepped(self, batch_size: int, loss: Any = None) -> None:
+        """A step of this batch size has ended; waits where the budget asks for it."""
+        now_s, quiet = self._meter.beat(), self._quiet
+        self._loss = loss
+        self.steps += 1
+        self.samples += batch_size
+        if self._share_of_sample:
+            self.share += batch_size * self._share_of_sample.get(batch_size, 0.0)
+        if now_s < quiet.until_s and batch_size == quiet.batch_size:
+            quiet.steps += 1
+            return
+        self._look(batch_size)
 
-        Who heard of it later says when it was, and of how many steps at once.
-        """
-        if at_s is None:
-            self._meter.beat()
-        else:
-            self._meter.beat_at(at_s, steps)
+    def heard(self, batch_size: int, steps: int, at_s: float) -> None:
+        """So many steps had ended at a moment, as somebody else says; they cannot be waited for."""
+        self._meter.beat_at(at_s, steps)
         self.steps += steps
         self.samples += steps * batch_size
         self.share += steps * batch_size * self._share_of_sample.get(batch_size, 0.0)
-        self._loss = loss
-        controller = self._controller
-        assert controller is not None
+        self._look(batch_size)
+
+    def _look(self, batch_size: int) -> None:
+        controller = self.controller
+        controller.progressed(self.share)
         controller.after_step(batch_size)
-        if self._meter_now() >= self._next_tell_s:
-            self._say_progress()
+        self._say_progress_if_late()
 
     def out_of_memory(self, batch_size: int) -> int:
         """A step of this batch size did not fit; the batch size to go on with.
@@ -296,9 +309,6 @@ class Pilot:
         """How the training ends, for the log."""
         self._outcome = outcome
 
-    def _meter_now(self) -> float:
-        return self.device.clock.now_s()
-
     def _check_lowest(self) -> None:
         """The device draws more than the budget while it waits: do its lowest clocks help? Where not, end here."""
         space = permitted_space(self.device) if self._set_modes else self.device.space.only(())
@@ -318,6 +328,9 @@ class Pilot:
     def _log_reading(self, sample: PowerSample) -> None:
         assert self._log is not None
         self._log.power(sample.at_s - self._begun_s, sample.power_w)
+        is_time = sample.at_s >= self._next_tell_s or time.monotonic() >= self._next_tell_here_s
+        if is_time and self._controller is not None and self._controller.setting is not None:
+            self._say_progress()
 
     def _tell(self, kind: str, fields: dict[str, Any]) -> None:
         if self._log is not None:
@@ -358,15 +371,20 @@ class Pilot:
             },
         )
 
-    def _say_progress_if_due(self) -> None:
-        if self._meter_now() >= self._next_tell_s:
+    def _say_progress_if_late(self) -> None:
+        """Once a second of the device, or of whoever watches a simulated one, whichever comes first.
+
+        With each reading somebody looks whether it is time, so that steps need not wait for a file to be written; this
+        is for when there are no readings.
+        """
+        if self._now_s() >= self._next_tell_s + TELL_LATE_S or time.monotonic() >= self._next_tell_here_s + TELL_LATE_S:
             self._say_progress()
 
     def _say_progress(self) -> None:
-        now_s = self._meter_now()
+        now_s = self._now_s()
         self._next_tell_s = now_s + TELL_PERIOD_S
+        self._next_tell_here_s = time.monotonic() + TELL_PERIOD_S
         controller = self.controller
-        controller.progressed(self.share)
         self._say_news()
         if self._log is None:
             return
@@ -378,7 +396,7 @@ class Pilot:
                 "steps": self.steps,
                 "samples": self.samples,
                 "batch_size": self.batch_size,
-                "loss": None if self._loss is None else float(getattr(self._loss, "detach", lambda: self._loss)()),
+                "loss": _number(self._loss),
                 "step_s": float(times.mean()) if len(times) else math.nan,
                 "power_w": self.power_w,
                 "budget_w": controller.budget_w,
@@ -414,3 +432,11 @@ def _shares(convergence: SamplesToTarget | None, sizes: Sequence[int]) -> dict[i
         return {}
     logs, _ = convergence.predict(list(sizes))
     return {size: math.exp(-float(log)) for size, log in zip(sizes, logs, strict=True)}
+
+
+def _number(loss: Any) -> float | None:
+    """A loss as a number, where it is one."""
+    try:
+        return None if loss is None else float(getattr(loss, "detach", lambda: loss)())
+    except (TypeError, ValueError, RuntimeError):
+        return None

@@ -111,6 +111,7 @@ class Tuner:
     ) -> None:
         self._rate = rate
         self._completion = Completion(on_gpu=False if device.info.simulated else None)
+        self._simulated = device.info.simulated
         self._batch_size = 0  # of the batch handed out last
         self._handed_out: PassBatches | None = None  # what that batch is one of, until it is trained on
         self._sizes = tuple(sorted(set(batch_sizes)))
@@ -233,15 +234,17 @@ class Tuner:
 
         ``loader`` says so by itself. Raises ``OutOfMemoryError`` where a simulated device has no room for a part.
         """
-        for _ in range(parts):
-            self._pilot.simulate(batch_size // parts)
+        if self._simulated:
+            for _ in range(parts):
+                self._pilot.simulate(batch_size // parts)
         self._batch_size = batch_size
         if self._rate is not None:
             self._rate.follow(batch_size)
 
     def step(self, loss: Any = None) -> None:
         """A step has ended: to be called once after each batch."""
-        self._completion.wait(pausing=self._pilot.controller.pausing)
+        if self._completion.on_gpu is not False:
+            self._completion.wait(pausing=self._pilot.controller.pausing)
         if self._handed_out is not None:
             self._handed_out.handed_out.popleft()
             self._handed_out = None

@@ -5,11 +5,14 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
-from underwatt.errors import BudgetError
+import numpy as np
+
+from underwatt.errors import BudgetError, OutOfMemoryError
 from underwatt.run.knowledge import Knowledge
 
 if TYPE_CHECKING:
     from underwatt.plan.budget import Budget
+    from underwatt.plan.problem import Problem
     from underwatt.records import Measurement, Setting
     from underwatt.run.options import ControlOptions
     from underwatt.run.room import Room
@@ -29,6 +32,23 @@ def is_decided(so_far: Measurement | None, room: Room, knowledge: Knowledge, opt
     problem = room.problem()
     best, trial = knowledge.best(problem), Knowledge(problem, [seen]).best(problem)
     return bool(best and best.fits and trial and trial.time_s > options.hopeless * best.time_s)
+
+
+def expected_s(base: Problem, knowledge: Knowledge, setting: Setting | None) -> float:
+    """What a whole training takes at a setting, as the device is now; inf while that is not known."""
+    known = knowledge.of(setting) if setting else None
+    if known is None:
+        return math.inf
+    row = int(np.argmax(base.candidates.batch_size == known.setting.batch_size))
+    return float(known.step_s * knowledge.drift.slow_factor * np.exp(base.log_steps[row]))
+
+
+def no_size_left() -> OutOfMemoryError:
+    """What to say where every batch size is known not to fit into memory."""
+    return OutOfMemoryError(
+        "Every offered batch size ran out of memory when it was measured before.",
+        hint="Offer smaller batch sizes, or measure anew with another store.",
+    )
 
 
 def why_nothing_fits(room: Room, knowledge: Knowledge, budget: Budget) -> BudgetError | None:

@@ -100,6 +100,7 @@ def run_job(run: Run, job: Job, effort: Effort, *, resume: bool = False) -> Trai
     cost = _cost(run.device, job)
     state = progress = None
     elapsed_s = energy_j = 0.0
+    dropped: dict[str, Any] | None = None
     if resume:
         state, progress = checkpoint.load(run.folder, workload.id)
         if progress.done:
@@ -108,6 +109,7 @@ def run_job(run: Run, job: Job, effort: Effort, *, resume: bool = False) -> Trai
                 hint="Start a run without --resume, in a folder of its own.",
             )
         elapsed_s, energy_j = _spent(run.folder / LOG_NAME, progress)
+        dropped = _posted(run.folder / LOG_NAME)
         run.live.resumes(elapsed_s)
     with contextlib.ExitStack() as stack:
         training = Training(job, sizes[0])
@@ -120,6 +122,8 @@ def run_job(run: Run, job: Job, effort: Effort, *, resume: bool = False) -> Trai
             pilot.continues(samples=training.samples, steps=training.steps, share=progress.share, energy_j=energy_j)
             pilot.score = progress.score
         stack.enter_context(pilot)
+        if progress is not None:
+            pilot.note("info", _going_on(training.samples, run.live, elapsed_s, dropped))
         if text := left_out(run.batch_sizes, length):
             pilot.note("warning", text)
         return train_under_budget(
@@ -137,6 +141,23 @@ def _spent(log: Path, progress: Progress) -> tuple[float, float]:
     last_s = max([event["at_s"] for event in record.events] + record.power.at_s[-1:].tolist())
     # Never 0, which would be taken for a run that begins.
     return max(progress.elapsed_s, last_s, 1e-3), max(progress.energy_j, counted[-1] if counted else 0.0)
+
+
+def _posted(log: Path) -> dict[str, Any] | None:
+    """The budget that a run was given on its way and kept to its end."""
+    try:
+        budgets = read_log(log).of("budget")
+    except InputError:
+        return None
+    return budgets[-1] if budgets and budgets[-1]["why"] == "changed" else None
+
+
+def _going_on(samples: int, live: LiveBudget, elapsed_s: float, dropped: dict[str, Any] | None) -> str:
+    text = f"Going on at {samples:,} samples, with a budget of {live}."
+    meant = {"power_w": live.power_w(elapsed_s), "watts": live.budget.watts.value, "window_s": live.budget.window_s}
+    if dropped is None or all(dropped.get(name) == value for name, value in meant.items()):
+        return text
+    return f"{text} The {dropped['power_w']:g} W that it had been given on its way hold no more."
 
 
 def _cost(device: Device, job: Job) -> WorkloadCost | None:
