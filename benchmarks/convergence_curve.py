@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from underwatt.converge.curve import fit_convergence, targets_of
+from underwatt.converge.runs import spread_batch_sizes
 from underwatt.errors import InputError
 from underwatt.profile.exchange import read_file
 
@@ -35,16 +36,10 @@ Z90 = 1.6449
 RANDOM_CHOICES = 6
 
 
-def spread(sizes: list[int], count: int) -> list[int]:
-    """The smallest, the largest and some evenly between."""
-    places = np.linspace(0, len(sizes) - 1, count).round().astype(int)
-    return [sizes[place] for place in sorted(set(places.tolist()))]
-
-
 def choices(sizes: list[int], count: int, rng: random.Random) -> list[tuple[str, list[int]]]:
     if len(sizes) <= count:
         return []
-    return [("spread", spread(sizes, count))] + [
+    return [("spread", list(spread_batch_sizes(sizes, count)))] + [
         ("random", sorted(rng.sample(sizes, count))) for _ in range(RANDOM_CHOICES)
     ]
 

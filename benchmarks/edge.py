@@ -29,7 +29,7 @@ import statistics
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -45,7 +45,7 @@ from underwatt.converge.curve import fit_convergence
 from underwatt.device.registry import open_device
 from underwatt.device.session import Session
 from underwatt.device.virtual.device import VirtualJetson
-from underwatt.errors import BudgetError, OutOfMemoryError
+from underwatt.errors import BudgetError, InputError, OutOfMemoryError, UnderwattError
 from underwatt.physics import Clocks, step_power, step_times
 from underwatt.plan import Budget, Problem, parse_budget, search_setting
 from underwatt.plan.baselines import Table, by_clock_alone, largest_batch
@@ -56,6 +56,9 @@ from underwatt.records import ConvergenceRun, Measurement, Setting, WorkloadCost
 from underwatt.workload.cost import count_cost
 from underwatt.workload.job import Job
 from underwatt.workload.simulated import SimulatedWorkload
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 BOARDS = ("nano", "tx2-nx")
 BATCH_SIZES = (4, 8, 16, 32, 64, 128)
@@ -126,6 +129,11 @@ def make_world(board: str, model: str, cost: WorkloadCost, runs: list[Convergenc
 def mean_samples(runs: list[ConvergenceRun], sizes: list[int]) -> dict[int, float]:
     """Mean samples to target by batch size; a batch size at which a run never got there needs infinitely many."""
     found = {b: [run.samples for run in runs if run.batch_size == b] for b in sizes}
+    if lacking := [b for b, values in found.items() if not values]:
+        raise InputError(
+            f"The convergence record has no complete runs at batch size {', '.join(map(str, lacking))}.",
+            hint="Record every batch size of this benchmark, with record_convergence.py.",
+        )
     return {b: statistics.mean(s if math.isfinite(s) else math.inf for s in values) for b, values in found.items()}
 
 
@@ -169,12 +177,28 @@ def run_underwatt(world: World, proxy: list[ConvergenceRun], budget: Budget, see
     return world.row(found.best.measurement.setting), asked
 
 
-def main() -> None:
+def main(given: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", type=Path)
     parser.add_argument("--convergence", type=Path, default=RECORD, help="a record made by record_convergence.py")
-    arguments = parser.parse_args()
-    record = json.loads(arguments.convergence.read_text())
+    arguments = parser.parse_args(given)
+    try:
+        rows = run(json.loads(arguments.convergence.read_text()))
+    except (UnderwattError, OSError, ValueError, KeyError) as exc:
+        print(f"error: {arguments.convergence.name}: {exc}", file=sys.stderr)
+        return 2
+    if arguments.json:
+        arguments.json.parent.mkdir(parents=True, exist_ok=True)
+        arguments.json.write_text(json.dumps(rows, indent=1) + "\n")
+    if not rows:
+        print("nothing to compare: the baseline keeps none of the budgets", file=sys.stderr)
+        return 1
+    report(rows)
+    return 0
+
+
+def run(record: dict[str, Any]) -> list[dict[str, Any]]:
+    """Every network on every board, told as it goes."""
     rows = []
     print(
         f"{'board':8} {'model':17} {'budget':>7} {'baseline':>9} {'table':>8} {'ours':>8} {'oracle':>8} "
@@ -193,9 +217,7 @@ def main() -> None:
                     f"{row['energy_ratio'] or math.inf:6.2f} {row['measured']:2d}",
                     flush=True,
                 )
-    report(rows)
-    if arguments.json:
-        arguments.json.write_text(json.dumps(rows, indent=1))
+    return rows
 
 
 def one_world(world: World, proxy: list[ConvergenceRun]) -> list[dict[str, Any]]:
@@ -278,4 +300,4 @@ def over_oracle(row: dict[str, Any]) -> float:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -3,11 +3,12 @@
     python benchmarks/joint.py --train summary_train.csv --power summary_power_v100.csv --json out.json
 
 Each workload that stands in both files is one table of batch size × power limit, with mean power and epoch time of
-every setting; caps are 0.4 to 0.8 of its highest limit. The *hard* target, on which every method is judged, is the
-hardest one that nine in ten of its runs reach. Methods know convergence only through the *proxy* target: targets
-ordered by difficulty, the one three quarters of the way from the easiest to the hard one. Harder means more epochs, so
-that it makes no difference whether a metric rises or falls. The truth is the mean of the epochs of the runs that
-reached the hard target; batch sizes that no run took there have no truth and are left out for all methods.
+every setting (the mean of its rows, where it has several); caps are 0.4 to 0.8 of its highest limit. The *hard* target,
+on which every method is judged, is the hardest one that nine in ten of the runs reach, at the batch sizes that reach at
+least two targets: at the others nothing could be judged. Methods know convergence only through the *proxy* target:
+targets ordered by difficulty, the one three quarters of the way from the easiest to the hard one. Harder means more
+epochs, so that it makes no difference whether a metric rises or falls. The truth is the mean of the epochs of the runs
+that reached the hard target; batch sizes that no run took there have no truth and are left out for all methods.
 
 ``underwatt`` measures as it goes and knows the proxy's runs at four batch sizes; ``table`` measures every setting and
 knows the proxy at every batch size; ``fastest-epoch`` measures every setting; ``largest-batch`` and
@@ -32,6 +33,7 @@ from underwatt.converge.runs import spread_batch_sizes
 from underwatt.errors import BudgetError, InputError, UnderwattError
 from underwatt.plan.baselines import Table, default_batch, fastest_throughput, largest_batch
 from underwatt.plan.budget import Budget
+from underwatt.plan.known import without_repeats
 from underwatt.plan.problem import Problem
 from underwatt.plan.published import choose_published
 from underwatt.plan.search import search_setting
@@ -42,7 +44,7 @@ from underwatt.records import to_json
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from underwatt.records import ConvergenceRun, Measurement
+    from underwatt.records import ConvergenceRun, Measurement, Setting
 
 CAPS = (0.4, 0.5, 0.6, 0.7, 0.8)
 LEAST_REACHED = 0.9
@@ -105,16 +107,26 @@ def fastest_epoch(case: Case, cap_w: float) -> Choice:
 
 
 def _walked(rule: Callable[[Table, float], int | None]) -> Callable[[Case, float], Choice]:
-    """A rule that walks down the limits of a batch size: it measured those at and above its choice."""
+    """A rule that walks down the limits of a batch size, then those of the next smaller one, until one fits.
+
+    It measured all limits of the batch sizes that it tried in vain, and of its choice those at and above it. Where it
+    starts is what it chooses without a cap.
+    """
 
     def choose(case: Case, cap_w: float) -> Choice:
-        chosen = case.measurements[_found(rule(_truth(case, cap_w), cap_w), cap_w)]
-        limit_w = chosen.setting.mode.power_limit_w or 0.0
-        size = chosen.setting.batch_size
-        same = [m.setting.mode.power_limit_w or 0.0 for m in case.measurements if m.setting.batch_size == size]
-        return chosen, sum(limit >= limit_w for limit in same)
+        chosen = case.measurements[_found(rule(_truth(case, cap_w), cap_w), cap_w)].setting
+        first = case.measurements[_found(rule(_truth(case, cap_w), math.inf), cap_w)].setting
+        row = next(m for m in case.measurements if m.setting == chosen)
+        settings = [m.setting for m in case.measurements]
+        in_vain = sum(chosen.batch_size < setting.batch_size <= first.batch_size for setting in settings)
+        same = [setting for setting in settings if setting.batch_size == chosen.batch_size]
+        return row, in_vain + sum(_limit_w(setting) >= _limit_w(chosen) for setting in same)
 
     return choose
+
+
+def _limit_w(setting: Setting) -> float:
+    return setting.mode.power_limit_w or 0.0
 
 
 METHODS: dict[str, Callable[[Case, float], Choice]] = {
@@ -147,9 +159,14 @@ def mean_epochs(runs: Sequence[ConvergenceRun]) -> dict[int, float]:
 
 def proxy_and_hard(runs: Sequence[ConvergenceRun]) -> tuple[float, float] | None:
     """The proxy and the hard target of a workload; ``None`` where it has no easier target than the hard one."""
+    met: dict[int, set[float]] = {}
+    for run in runs:
+        if run.reached:
+            met.setdefault(run.batch_size, set()).add(run.target)
     by_target: dict[float, list[ConvergenceRun]] = {}
     for run in runs:
-        by_target.setdefault(run.target, []).append(run)
+        if len(met.get(run.batch_size, ())) > 1:  # the others learn next to nothing, at any target
+            by_target.setdefault(run.target, []).append(run)
 
     def difficulty(target: float) -> tuple[float, float]:
         epochs = [run.samples for run in by_target[target] if run.reached]
@@ -175,14 +192,17 @@ def read_cases(train: Path, power: Path) -> list[Case]:
         name = profile.workload.name
         targets = proxy_and_hard(convergence.get(name, ()))
         if targets is None:
-            print(f"{name}: left out, as {train.name} has no two targets of it that most runs reach", file=sys.stderr)
+            lacks = "no two targets of it that most runs reach" if name in convergence else "no runs of it"
+            print(f"{name}: left out, as {train.name} has {lacks}", file=sys.stderr)
             continue
         proxy, hard = ([run for run in convergence[name] if run.target == target] for target in targets)
         truth = mean_epochs(hard)
-        kept = tuple(m for m in profile.measurements if m.usable and m.setting.batch_size in truth)
+        kept = tuple(m for m in without_repeats(profile.measurements) if m.setting.batch_size in truth)
         dataset = name.split()[0] if names.count(name.split()[0]) == 1 else name
-        if kept:
-            cases.append(Case(dataset, kept, tuple(proxy), truth, *targets))
+        if not kept:
+            print(f"{name}: left out, as {power.name} has none of the batch sizes that got there", file=sys.stderr)
+            continue
+        cases.append(Case(dataset, kept, tuple(proxy), truth, *targets))
     if not cases:
         raise InputError(f"{train} and {power} have no workload in common that could be judged.")
     return cases
@@ -218,9 +238,10 @@ def summary(rows: Sequence[Row]) -> str:
         same = [row for row in rows if row.method == method]
         ratios = [row.time_over_oracle for row in same]
         found = [ratio for ratio in ratios if math.isfinite(ratio)]
+        geomean = float(np.exp(np.mean(np.log(found)))) if found else math.inf
         over = sum(row.over_w > 0 for row in same)
         lines.append(
-            f"{method:<14} {len(same):>5} {len(ratios) - len(found):>7} {np.exp(np.mean(np.log(found))):>8.3f} "
+            f"{method:<14} {len(same):>5} {len(ratios) - len(found):>7} {geomean:>8.3f} "
             f"{max(ratios):>6.2f} {over:>8} "
             f"{mean(row.measured for row in same):>8.1f}"
         )
@@ -246,10 +267,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except UnderwattError as exc:
         print(f"error: {exc}", file=sys.stderr)
         return 2
-    print(summary(rows))
     if options.json:
         options.json.parent.mkdir(parents=True, exist_ok=True)
         options.json.write_text(json.dumps(to_json(rows), indent=1) + "\n")
+    if not rows:
+        print("nothing to compare: no cap is kept by any setting", file=sys.stderr)
+        return 1
+    print(summary(rows))
     return 0
 
 

@@ -7,7 +7,10 @@ table within the budget, lucky readings included, and ``over_w`` is above zero w
 ``underwatt`` measures as it goes and returns a measured mode; should it find none that fits, its penalty is infinite
 (null in the file) and it is charged with measuring the whole table. ``powertrain`` measures 50 random modes and returns
 what its networks predict to be the fastest that fits; ``random50`` the best of 50 random modes that fits (or the one of
-least power); ``maxn`` every knob at its highest. A table with several batch sizes is judged by time per sample.
+least power); ``maxn`` every knob at its highest. A table with several batch sizes is judged by time per sample, and a
+setting that stands in it several times by the mean of its rows. A table of fewer modes than a method draws is measured
+whole. A method that a table is too small for is said to be, and has no rows; the exit code is then 1, as where no row
+keeps any of the budgets.
 """
 
 from __future__ import annotations
@@ -25,6 +28,7 @@ import numpy as np
 from underwatt.errors import BudgetError, UnderwattError
 from underwatt.plan.baselines import Table, maximum_mode, oracle, trusting_choice
 from underwatt.plan.budget import Budget
+from underwatt.plan.known import without_repeats
 from underwatt.plan.problem import Outlook, Problem
 from underwatt.plan.search import search_setting
 from underwatt.predict import PowerTrain, SettingArray
@@ -56,9 +60,9 @@ class Bench:
 
     def __init__(self, references: Sequence[Profile], target: Profile) -> None:
         self._references = references
-        self._measurements = target.measurements
-        self._rows = {m.setting: at for at, m in enumerate(target.measurements)}
-        self._settings = SettingArray.of([m.setting for m in target.measurements])
+        self._measurements = without_repeats(target.measurements)
+        self._rows = {m.setting: at for at, m in enumerate(self._measurements)}
+        self._settings = SettingArray.of([m.setting for m in self._measurements])
         self._pretrained = None
         self._predicted: dict[int, Table] = {}
         self.methods: dict[str, Callable[[float, int], Choice]] = {
@@ -99,7 +103,7 @@ class Bench:
         row = trusting_choice(self._predicted[repeat], budget_w)
         if row is None:
             row = int(np.argmin(self._predicted[repeat].drawn_w))
-        return row, RANDOM_MODES
+        return row, len(self._random(repeat))
 
     def _transfer(self, repeat: int) -> Table:
         network = PowerTrain(seed=repeat)
@@ -123,9 +127,10 @@ class Bench:
 
 
 def run(bench: Bench, budgets_w: Sequence[float], methods: Sequence[str], repeats: int) -> list[Row]:
-    """Every method at every budget that some row keeps."""
-    rows = []
+    """Every method at every budget that some row keeps; a method that cannot be run on these tables has no rows."""
+    rows: list[Row] = []
     truth = bench.truth
+    methods = [method for method in methods if _can_run(bench, method, float(truth.drawn_w.max()))]
     for budget_w in budgets_w:
         best = oracle(truth, budget_w)
         if best is None:
@@ -144,6 +149,16 @@ def run(bench: Bench, budgets_w: Sequence[float], methods: Sequence[str], repeat
         print(f"\r{budget_w:g} W    ", end="", file=sys.stderr)
     print(file=sys.stderr)
     return rows
+
+
+def _can_run(bench: Bench, method: str, budget_w: float) -> bool:
+    """Whether a method works with these tables at all, tried at a budget that every row keeps; says so where not."""
+    try:
+        bench.methods[method](budget_w, 0)
+    except UnderwattError as exc:
+        print(f"{method} is left out: {exc}", file=sys.stderr)
+        return False
+    return True
 
 
 def summary(rows: Sequence[Row]) -> str:
@@ -166,7 +181,9 @@ def summary(rows: Sequence[Row]) -> str:
 
 
 def _share(penalties: np.ndarray[Any, Any], percent: float) -> float:
-    """A percentile that infinite penalties may be in."""
+    """A percentile that infinite penalties may be in; NaN of nothing."""
+    if np.isnan(penalties).any():
+        return math.nan
     huge = 1e9  # interpolating between infinities is no number
     found = float(np.percentile(np.minimum(penalties, huge), percent))
     return found if found < huge / 1e3 else math.inf
@@ -211,12 +228,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except UnderwattError as exc:
         print(f"error: {exc}", file=sys.stderr)
         return 2
-    if rows:
-        print(summary(rows))
     if options.json:
         options.json.parent.mkdir(parents=True, exist_ok=True)
         options.json.write_text(json.dumps(to_json(rows), indent=1) + "\n")
-    return 0
+    if not rows:
+        smallest_w = float(bench.truth.drawn_w.min())
+        print(f"nothing to compare: the smallest power in {options.target.name} is {smallest_w:g} W", file=sys.stderr)
+        return 1
+    print(summary(rows))
+    return 0 if {row.method for row in rows} == set(methods) else 1
 
 
 if __name__ == "__main__":

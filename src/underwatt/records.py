@@ -216,13 +216,17 @@ class Profile:
 
 @dataclass(frozen=True, slots=True)
 class ConvergenceRun:
-    """One training at one batch size: how many samples it took to reach a target; NaN means never reached."""
+    """One training at one batch size: how many samples it took to reach a target; NaN means never reached.
+
+    ``given_up_samples`` says where a run that might have got there with more samples was given up; NaN for others.
+    """
 
     batch_size: int
     target: float
     samples: float
     seed: int = 0
     learning_rate: float = math.nan
+    given_up_samples: float = math.nan
 
     @property
     def reached(self) -> bool:

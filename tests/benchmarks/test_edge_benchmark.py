@@ -64,3 +64,28 @@ def test_a_case_in_which_nothing_is_found_is_a_failure_that_shows(
     told = capsys.readouterr().out
     for text in ("1 of them failures", "geometric mean 0.00", "oracle's: mean inf", "failure: nano small"):
         assert text in told
+
+
+def test_a_record_that_lacks_a_batch_size_is_one_sentence(
+    edge: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    record = tmp_path / "record.json"
+    runs = [
+        {"model": model, "role": role, "batch_size": size, "target": 0.9, "samples": 1e4, "seed": 0, "lr": 1e-3}
+        for model in ("resnet18", "mobilenetv2", "efficientvit", "char_transformer")
+        for role in ("proxy", "target")
+        for size in (4, 8, 16, 32, 64)
+    ]
+    record.write_text(json.dumps({"complete_seeds": [0], "runs": runs}))
+    assert edge.main(["--convergence", str(record)]) == 2
+    assert "no complete runs at batch size 128" in capsys.readouterr().err
+    assert edge.main(["--convergence", str(tmp_path / "missing.json")]) == 2
+    assert "missing.json" in capsys.readouterr().err
+
+
+def test_budgets_that_the_baseline_cannot_keep_are_said_and_fail(
+    edge: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(edge, "run", lambda _: [])
+    assert edge.main([]) == 1
+    assert "nothing to compare" in capsys.readouterr().err

@@ -100,6 +100,65 @@ def test_a_target_that_runs_often_miss_is_not_the_judge(benchmark: ModuleType) -
     assert benchmark.proxy_and_hard([]) is None
 
 
+def test_batch_sizes_that_learn_nothing_do_not_make_every_target_too_hard(
+    benchmark: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    train, power = _train(tmp_path / "t.csv", "birds"), _power(tmp_path / "p.csv", "birds")
+    header, *lines = train.read_text().splitlines()
+
+    def learns(line: str) -> bool:
+        size, target = int(line.split(",")[2]), float(line.split(",")[6])
+        return size in (16, 32) or (size == 64 and target == 0.5)
+
+    kept = [line if learns(line) else ",".join([*line.split(",")[:-1], "nan"]) for line in lines]
+    train.write_text("\n".join([header, *kept]) + "\n")
+    [case] = benchmark.read_cases(train, power)
+    assert (case.proxy, case.hard) == (pytest.approx(0.7), pytest.approx(0.8))
+    assert set(case.hard_epochs) == {16, 32}
+    rows = benchmark.run([case], METHODS)
+    assert all(math.isfinite(row.time_over_oracle) for row in rows if row.method == "underwatt")
+    assert "left out" not in capsys.readouterr().err
+
+
+def test_a_walk_counts_what_it_tried_in_vain(benchmark: ModuleType, tmp_path: Path) -> None:
+    train, power = _train(tmp_path / "t.csv", "birds"), _power(tmp_path / "p.csv", "birds")
+    header, *lines = power.read_text().splitlines()
+    # The two largest batch sizes draw more than any cap, whatever their limit.
+    hungry = [",".join([*line.split(",")[:-1], "249"]) if int(line.split(",")[2]) >= 128 else line for line in lines]
+    power.write_text("\n".join([header, *hungry]) + "\n")
+    [case] = benchmark.read_cases(train, power)
+    chosen, measured = benchmark.METHODS["largest-batch"](case, 175.0)
+    assert chosen.setting.batch_size == 64
+    at_and_above = sum(limit_w >= chosen.setting.mode.power_limit_w for limit_w in LIMITS_W)
+    assert measured == 2 * len(LIMITS_W) + at_and_above
+    chosen, measured = benchmark.METHODS["default-batch"](case, 175.0)
+    assert chosen.setting.batch_size == 32
+    assert measured == sum(limit_w >= chosen.setting.mode.power_limit_w for limit_w in LIMITS_W)
+
+
+def test_settings_that_stand_twice_are_one_setting_with_their_mean(benchmark: ModuleType, tmp_path: Path) -> None:
+    train, power = _train(tmp_path / "t.csv", "birds"), _power(tmp_path / "p.csv", "birds")
+    once = benchmark.read_cases(train, power)[0]
+    power.write_text(power.read_text() + "\n".join(power.read_text().splitlines()[1:]) + "\n")
+    twice = benchmark.read_cases(train, power)[0]
+    assert [(m.setting, m.power_w) for m in twice.measurements] == [(m.setting, m.power_w) for m in once.measurements]
+
+
+def test_a_summary_of_nothing_found_is_no_warning(benchmark: ModuleType) -> None:
+    line = benchmark.summary([benchmark.Row("underwatt", "birds", 100.0, 9, math.inf, 0.0)]).splitlines()[1]
+    assert line.split()[1:5] == ["1", "1", "inf", "inf"]
+
+
+def test_caps_that_nothing_keeps_are_said_and_fail(
+    benchmark: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    train, power = _train(tmp_path / "t.csv", "birds"), _power(tmp_path / "p.csv", "birds")
+    header, *lines = power.read_text().splitlines()
+    power.write_text("\n".join([header, *(",".join([*line.split(",")[:-1], "249"]) for line in lines)]) + "\n")
+    assert benchmark.main(["--train", str(train), "--power", str(power)]) == 1
+    assert "nothing to compare" in capsys.readouterr().err
+
+
 def test_methods_never_see_the_hard_target(benchmark: ModuleType, tmp_path: Path) -> None:
     train, power = _train(tmp_path / "t.csv", "birds"), _power(tmp_path / "p.csv", "birds")
     case = benchmark.read_cases(train, power)[0]

@@ -130,3 +130,62 @@ def test_budgets_include_the_last(benchmark: ModuleType) -> None:
 def test_bad_options_are_refused(benchmark: ModuleType, tmp_path: Path, extra: list[str]) -> None:
     with pytest.raises(SystemExit):
         benchmark.main(["--target", str(_table(tmp_path / "b.csv", 1.0)), *extra])
+
+
+def _some_rows(table: Path, rows: int) -> Path:
+    """The header and the first rows of a table."""
+    table.write_text("\n".join(table.read_text().splitlines()[: rows + 1]) + "\n")
+    return table
+
+
+def test_a_mode_that_stands_twice_is_one_mode_with_its_mean(benchmark: ModuleType, tmp_path: Path) -> None:
+    table = _table(tmp_path / "b.csv", 1.0)
+    header, *lines = table.read_text().splitlines()
+    hungrier = [",".join([*line.split(",")[:-1], str(float(line.split(",")[-1]) + 1.0)]) for line in lines]
+    table.write_text("\n".join([header, *lines, *hungrier]) + "\n")
+    bench = benchmark.Bench([], benchmark.read_profile(table))
+    assert len(bench.truth.drawn_w) == len(lines)
+    assert bench.truth.drawn_w.tolist() == pytest.approx([m.power_w + 0.5 for m in _measured(1.0)])
+    rows = benchmark.run(bench, [10.0, 14.0], ["underwatt", "random50"], 1)
+    assert all(row.over_w == 0 for row in rows)
+
+
+def test_powertrain_is_charged_for_the_modes_there_are(benchmark: ModuleType, tmp_path: Path) -> None:
+    pytest.importorskip("torch", reason="PowerTrain needs PyTorch")
+    target = benchmark.read_profile(_some_rows(_table(tmp_path / "b.csv", 1.0), 40))
+    rows = benchmark.run(benchmark.Bench([], target), [14.0], ["powertrain", "random50"], 1)
+    assert [row.measured for row in rows] == [40, 40]
+
+
+@pytest.mark.parametrize(("reference_rows", "target_rows"), [(1, 60), (60, 2)])
+def test_tables_that_are_too_small_for_a_method_leave_the_others(
+    benchmark: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str], reference_rows: int, target_rows: int
+) -> None:
+    reference = _some_rows(_table(tmp_path / "a.csv", 1.0), reference_rows)
+    target = _some_rows(_table(tmp_path / "b.csv", 2.0), target_rows)
+    out = tmp_path / "out.json"
+    arguments = ["--reference", reference, "--target", target, "--budgets", "14:14:1", "--repeats", "1", "--json", out]
+    code = benchmark.main([*map(str, arguments), "--methods", "underwatt,powertrain,random50,maxn"])
+    shown = capsys.readouterr()
+    done = {row["method"] for row in json.loads(out.read_text())}
+    assert done >= {"random50", "maxn"}
+    left_out = {"underwatt", "powertrain"} - done
+    assert left_out
+    assert code == 1
+    assert all(f"{method} is left out: " in shown.err for method in left_out)
+
+
+def test_budgets_that_no_row_keeps_are_said_and_fail(
+    benchmark: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    target, out = _table(tmp_path / "b.csv", 1.0), tmp_path / "out.json"
+    arguments = ["--target", str(target), "--budgets", "1:2:1", "--methods", "maxn", "--json", str(out)]
+    assert benchmark.main(arguments) == 1
+    assert "the smallest power in b.csv is" in capsys.readouterr().err
+    assert json.loads(out.read_text()) == []
+
+
+def test_a_method_that_never_keeps_the_budget_has_no_penalty_instead_of_an_infinite_one(benchmark: ModuleType) -> None:
+    line = benchmark.summary([benchmark.Row("maxn", 10.0, 0, 0, -5.0, 3.0)]).splitlines()[1]
+    assert "inf" not in line
+    assert line.split()[2:6] == ["nan"] * 4

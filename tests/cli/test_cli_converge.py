@@ -18,6 +18,18 @@ def blobs():
     sizes = dict(lr=0.02, lr_batch_size=16, batch_sizes=(4, 8, 16))
     return Job(torch.nn.Linear(4, 4), data, target=0.9, proxy_data=data, **sizes)
 
+def talkative():
+    print("a job may print when it is made")
+    job = blobs()
+    def model():
+        print("... and for each model")
+        return torch.nn.Linear(4, 4)
+    return Job(model, job.data, target=0.9, proxy_data=job.data, lr=0.02, lr_batch_size=16, batch_sizes=(4, 8, 16))
+
+def slow():
+    job = blobs()
+    return Job(torch.nn.Linear(4, 4), job.data, target=0.9, proxy_data=job.data, lr=2e-2, batch_sizes=(8,))
+
 def hopeless():
     return Job(torch.nn.Linear(4, 4), (torch.randn(64, 4), torch.arange(64) % 4), target=1.0, lr=1e-9, batch_sizes=(8,))
 """
@@ -51,6 +63,34 @@ def test_a_target_that_is_never_reached_says_so(capsys: pytest.CaptureFixture[st
     err = capsys.readouterr().err
     assert "No run reached the target" in err
     assert "no proxy data" in err
+
+
+def test_what_a_job_prints_is_not_part_of_the_answer(capsys: pytest.CaptureFixture[str]) -> None:
+    command = ["converge", "job.py:talkative", "--points", "1", "--seeds", "1", "--workers", "1", "--noise-scale"]
+    assert run(*command, "--json") == 0
+    shown = capsys.readouterr()
+    answer = json.loads(shown.out)
+    assert "a job may print" in shown.err
+    assert "for each model" in shown.err
+    scale = answer["noise_scale"]
+    assert scale["batch_size"] == 8
+    assert scale["samples_low90"] < scale["samples"] < scale["samples_high90"]
+    assert run(*command) == 0
+    assert "A second opinion" in " ".join(capsys.readouterr().out.split())
+
+
+def test_more_passes_lead_out_of_a_dead_end(capsys: pytest.CaptureFixture[str]) -> None:
+    command = ["converge", "job.py:slow", "--seeds", "2", "--workers", "1", "--json"]
+    assert run(*command, "--passes", "1") == 2
+    assert "let runs take more samples" in " ".join(capsys.readouterr().err.split())
+    assert run(*command, "--passes", "1") == 2
+    assert "batch size 8" not in capsys.readouterr().err, "with no more passes nothing is trained again"
+    assert run(*command, "--passes", "30") == 0
+    found = json.loads(capsys.readouterr().out)
+    assert len(found["runs"]) == 2, "runs that were given up no longer count"
+    assert all(row["samples"] for row in found["curve"])
+    assert run(*command, "--passes", "30") == 0
+    assert len(json.loads(capsys.readouterr().out)["runs"]) == 2
 
 
 @pytest.mark.parametrize(("job", "code"), [("job.py:missing", 1), ("nowhere.py:x", 1)])

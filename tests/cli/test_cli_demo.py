@@ -15,9 +15,11 @@ from underwatt.cli import demo_job
 from underwatt.cli.demo_board import Bench, Joules, budgets_w
 from underwatt.cli.demo_job import RESNET18, digits
 from underwatt.cli.demo_rivals import Choice, Rivals, passed
-from underwatt.cli.demo_show import Story, say_results
+from underwatt.cli.demo_show import Story, say_results, searched
 from underwatt.device.registry import open_device
 from underwatt.device.virtual.device import VirtualJetson
+from underwatt.plan import SearchResult
+from underwatt.plan.problem import Outcome
 from underwatt.plan.schedule import Schedule
 from underwatt.records import Measurement, PowerMode, Setting, Status
 from underwatt.run.log import read_log
@@ -40,6 +42,7 @@ def test_the_demo_tells_its_story_and_what_is_simulated(
     assert "the board is simulated, and so is the cost of a step: that of ResNet18" in out
     assert out.count("Plan for") == 2
     assert out.count("board put back") == 2
+    assert "by the curve fitted to them" in out
     assert "Board put back as it was: yes" in out
     rows = re.findall(r" (\w+) +[\d,.]+ s +[\d.]+× +[\d.]+ +[\d,]+ +[\d,]+ *([\d.]*)", printed)
     assert [name for name, _ in rows] == 2 * ["baseline", "Underwatt", "oracle"]
@@ -86,6 +89,7 @@ def test_a_baseline_that_cannot_keep_the_budget_is_no_row_of_figures() -> None:
     say_results(out, [Story(schedule, None, ours, ours)])
     said = out.file.getvalue()  # type: ignore[attr-defined]
     assert "cannot keep it" in said
+    assert "0.0 s" in said, "the legend promises seconds"
     assert "×" not in said
 
 
@@ -130,3 +134,17 @@ def test_true_joules_are_judged_by_the_budget_without_the_lag_of_a_sensor() -> N
     assert record.energy_j() == pytest.approx(joules.since()[1], rel=0.02)
     too_tight = Schedule.of([(0.0, 10.0), (math.ceil(10 * changed_s) / 10, 0.9 * low_w)])
     assert joules.under(too_tight).time_over_s() > 8
+
+
+def test_what_the_search_of_a_training_finds_is_told_beside_the_plan() -> None:
+    planned, better = Setting(PowerMode(gpu_mhz=300.0), 8), Setting(PowerMode(gpu_mhz=400.0), 16)
+    plan = SearchResult(Outcome(Measurement(planned, 1.0, 3.0), 100.0, 300.0, fits=True), (), 0.0, "")
+    found = {"chosen": better, "expected": {"time_s": 90.0}}
+    assert searched(5, found, plan) == (
+        f"searching: 5 settings measured by training steps; {better} is 10.0% sooner than the plan's {planned}"
+    )
+    assert "1 setting measured" in searched(1, {**found, "chosen": planned}, plan)
+    assert "the plan's is still the best" in searched(1, {**found, "chosen": planned}, plan)
+    assert "keeps below its budget, 10.0% later than" in searched(1, {**found, "expected": {"time_s": 110.0}}, plan)
+    assert searched(0, found, plan).startswith("what was measured for the other budget counts too")
+    assert searched(0, {**found, "chosen": planned}, plan) == ""

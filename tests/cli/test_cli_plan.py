@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from pathlib import Path
 
@@ -64,10 +65,93 @@ def test_convergence_moves_the_choice_of_batch_size(
     assert kept["device"]["simulated"] is True
 
 
+def test_the_documented_keys_are_those_that_are_printed(
+    profiled: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run("plan", "--budget", "4W", "--json", "--measure", "job.py:tiny", "-d", "virtual:nano") == 0
+    record = json.loads(capsys.readouterr().out)
+    plan, [*others] = record["plan"], record["others"]
+    documented = _documented_keys()
+    top = {key.split(".")[0] for key in documented[0]}
+    assert top == set(record)
+    assert {key.removeprefix("plan.") for key in documented[0] if key.startswith("plan.")} == set(plan)
+    for expectation in (plan["chosen"], plan["faster"], plan["thriftier"], *plan["front"]):
+        assert expectation is None or set(expectation) == documented[1]
+    assert all(set(other) == documented[2] for other in others)
+    assert set(plan["chosen"]["time_s"]) == {"expected", "low", "high"}
+    assert run("plan", "--budget", "4W", "--json") == 0
+    assert set(json.loads(capsys.readouterr().out)) == top - {"measured_now", "stopped"}
+
+
+def _documented_keys() -> list[set[str]]:
+    """The keys in the first column of each table that docs/planning.md has for --json."""
+    text = (Path(__file__).parents[2] / "docs" / "planning.md").read_text(encoding="utf-8")
+    section = text.split("## `underwatt plan --json`")[1].split("Everything travels")[0]
+    tables = section.split("|---|---|\n")[1:]
+    return [
+        {
+            key
+            for line in table.splitlines()
+            if line.startswith("|")
+            for key in re.findall(r"`([^`]+)`", line.split("|")[1])
+        }
+        for table in tables
+    ]
+
+
+def test_what_a_job_prints_is_not_part_of_the_answer(
+    profiled: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "loud.py").write_text(JOB.replace("def tiny():", "def tiny():\n    print('a job may print')"))
+    assert run("plan", "--measure", "loud.py:tiny", "-d", "virtual:nano", "--budget", "4W", "--json") == 0
+    shown = capsys.readouterr()
+    assert json.loads(shown.out)["underwatt"] == "plan"
+    assert "a job may print" in shown.err
+
+
+def test_a_batch_size_beyond_what_is_known_is_called_a_guess(
+    profiled: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run("plan", "--budget", "4W", "-b", "16,512") == 0
+    assert "512 lies beyond what was measured (4 to 32)" in " ".join(capsys.readouterr().err.split())
+    converge_to(profiled, {4: 1000, 8: 1100, 16: 2000}, tmp_path)
+    capsys.readouterr()
+    assert run("plan", "--budget", "4W", "-b", "8,32") == 0
+    err = " ".join(capsys.readouterr().err.split())
+    assert "32 lies beyond what was trained to the target (4 to 16)" in err
+    assert "beyond what was measured" not in err
+    assert run("plan", "--budget", "4W", "--target", "0.5") == 2
+    assert "There are: 0.9." in " ".join(capsys.readouterr().err.split())
+
+
+def test_an_export_says_what_it_wrote_and_overwrites_only_when_told(
+    profiled: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run("store", "export", "1", "out.csv") == 0
+    assert "Profile 1 (tiny on Virtual Jetson Nano" in " ".join(capsys.readouterr().out.split())
+    (tmp_path / "out.csv").write_text("precious")
+    assert run("store", "export", "1", "out.csv") == 2
+    assert "--force" in capsys.readouterr().err
+    assert (tmp_path / "out.csv").read_text() == "precious"
+    assert run("store", "export", "1", "out.csv", "--force") == 0
+    assert (tmp_path / "out.csv").read_text() != "precious"
+    capsys.readouterr()
+    assert run("store", "export", "1") == 0
+    assert capsys.readouterr().out == (tmp_path / "out.csv").read_text(), "nothing but the table goes to the pipe"
+
+
 def test_a_person_sees_the_choice_and_what_others_take(profiled: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert run("plan", "--budget", "4W") == 0
     out = " ".join(capsys.readouterr().out.split())
-    for text in ("budget 4 W", "soonest", "vendor's", "largest batch", "thriftier neighbour", "predicted", "over?"):
+    for text in (
+        "budget 4 W",
+        "most samples a second",
+        "vendor's",
+        "largest batch",
+        "thriftier neighbour",
+        "predicted",
+        "over?",
+    ):
         assert text in out
     assert run("plan", "--energy", "50Wh") == 2
     assert "underwatt converge" in capsys.readouterr().err
@@ -77,6 +161,10 @@ def test_a_person_sees_the_choice_and_what_others_take(profiled: str, capsys: py
     ("arguments", "code", "says"),
     [
         (["--budget", "0.5W"], 1, "smallest feasible power"),
+        (["--budget", "0.5W"], 1, "W (measured)"),
+        (["--budget", "0.5W", "-b", "64"], 1, "W (predicted"),
+        (["--budget", "3"], 2, "Did you mean 3W?"),
+        (["--budget", "08:00-18:00=15W,else=7W"], 2, "`underwatt run` follows schedules"),
         (["--budget", "-4W"], 2, "above zero"),
         (["--budget", "4 bananas"], 2, "unit"),
         ([], 2, "No budget"),
@@ -216,5 +304,6 @@ def test_measuring_as_you_go_says_why_and_ends_with_a_measured_choice(
     shown = capsys.readouterr()
     assert f"{found['measured_now']} known" in " ".join(shown.err.split())
     assert "oracle (simulated" in " ".join(shown.out.split())
+    assert "judged by that truth" in " ".join(shown.out.split())
     assert run("plan", "--measure", "job.py:tiny", "-d", "virtual:nano", "--budget", "0.5W") == 1
-    assert "smallest" in capsys.readouterr().err
+    assert "smallest power measured so far" in " ".join(capsys.readouterr().err.split())

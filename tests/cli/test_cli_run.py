@@ -21,9 +21,13 @@ from underwatt.cli.run_show import Display
 from underwatt.device.virtual.board import VirtualBoard
 from underwatt.device.virtual.boards import BOARDS
 from underwatt.device.virtual.sysfs_tree import SysfsBoard
-from underwatt.records import Measurement, PowerMode, Setting
+from underwatt.profile.store import Store
+from underwatt.records import ConvergenceRun, Measurement, PowerMode, Setting
+from underwatt.report.running import happened
 from underwatt.run.log import follow, read_log
 from underwatt.run.options import State
+from underwatt.workload.identity import job_info
+from underwatt.workload.load import load_job
 
 JOB = """
 import torch
@@ -58,6 +62,13 @@ def failing():
 
 def broken():
     raise ValueError("no such data")
+
+def talking():
+    print("a job that talks")
+    def forward(net, batch):
+        print("a step")
+        return net(batch[0]), batch[1]
+    return Job(model, data(), target=0.85, batch_sizes=(8,), lr=1e-3, forward=forward)
 """
 NANO = ("-d", "virtual:nano")
 
@@ -114,7 +125,14 @@ def test_a_job_is_trained_to_its_target_and_again_with_what_is_known(capsys: pyt
     assert log.energy_over_j(window_s=1.0) <= 0.005 * log.energy_j()
     assert log.time_over_s(lag_s=1.0) <= 0.01 * log.power.at_s[-1]
     assert run(*command) == 0
-    assert "reached, score" in capsys.readouterr().out
+    shown = capsys.readouterr()
+    out = " ".join(shown.out.split())
+    [newest] = [one for one in Path("runs").iterdir() if one != folder]
+    record = read_log(newest / "log.jsonl")
+    assert out.startswith(happened(record))
+    assert "reached its target with a score of" in out
+    assert "W on average" in out
+    assert "The device is as it was." in out
     assert len(list(Path("runs").iterdir())) == 2
     assert run("store", "show", "1", "--json") == 0
     stored = json.loads(capsys.readouterr().out)["measurements"]
@@ -140,6 +158,66 @@ def test_limit_energy_and_going_on_by_the_newest_folder(capsys: pytest.CaptureFi
     log = read_log(max(Path("runs").iterdir()) / "log.jsonl")
     assert len(log.of("resume")) == 1
     assert log.of("budget")[0]["power_w"] is None
+
+
+def test_what_a_job_prints_is_not_the_answer(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("run", "job.py:talking", *NANO, "--budget", "3W", "--limit", "80", "--json") == 0
+    shown = capsys.readouterr()
+    assert json.loads(shown.out)["samples"] == 80
+    assert "a job that talks" in shown.err
+    assert "a step" in shown.err
+
+
+def test_convergence_runs_for_another_target_are_not_used(capsys: pytest.CaptureFixture[str]) -> None:
+    with Store("underwatt.db") as store:
+        runs = [ConvergenceRun(size, 0.85, 500.0 + size, 0, 1e-3) for size in (8, 16)]
+        store.add_convergence(job_info(load_job("job.py:blobs")), runs)
+    common = ["run", "job.py:blobs", *NANO, "--budget", "3W", "--limit", "8000"]
+    assert run(*common, "--out", "same") == 0
+    assert "Samples to target 0.85" in capsys.readouterr().err
+    assert all(line["share"] is not None for line in read_log("same/log.jsonl").of("progress"))
+    assert run(*common, "--target", "1.01", "--out", "other") == 0
+    err = " ".join(capsys.readouterr().err.split())
+    assert "The convergence runs are for 0.85, the job wants 1.01: going by samples a second." in err
+    assert "underwatt converge" in err
+    assert "Samples to target" not in err
+    record = read_log("other/log.jsonl")
+    assert record.start["target"] == 1.01
+    assert record.end is not None
+    assert record.end["outcome"] == "limit"
+    assert all(line["time_left_s"] is None and line["share"] is None for line in record.of("progress"))
+    assert run("report", "--run", "other", "--json") == 0
+    report = json.loads(capsys.readouterr().out)
+    assert report["title"]["target"] == 1.01
+    assert report["convergence"] is None
+
+
+def test_a_run_that_goes_on_says_where_and_what_it_gives_up(capsys: pytest.CaptureFixture[str]) -> None:
+    common = ["run", "job.py:one_size", *NANO, "--out", "here"]
+    assert run(*common, "--budget", "3W", "--limit", "800") == 0
+    log = Path("here/log.jsonl")
+    at_s = read_log(log).events[-1]["at_s"]
+    with log.open("a") as file:  # as if it had been given another budget on its way
+        line = {"kind": "budget", "at_s": at_s, "power_w": 2.5, "watts": "mean", "window_s": None, "why": "changed"}
+        file.write(json.dumps(line) + "\n")
+    capsys.readouterr()
+    assert run(*common, "--budget", "3W", "--limit", "1600", "--resume") == 0
+    err = " ".join(capsys.readouterr().err.split())
+    assert (
+        "Going on at 800 samples, with a budget of 3W. The 2.5 W that it had been given on its way hold no more." in err
+    )
+    assert run(*common, "--budget", "3W", "--limit", "2400", "--resume") == 0
+    err = " ".join(capsys.readouterr().err.split())
+    assert "Going on at 1,600 samples, with a budget of 3W." in err
+    assert "hold no more" not in err
+
+
+def test_the_log_says_what_the_watts_of_a_budget_bound() -> None:
+    common = ["run", "job.py:one_size", *NANO, "--limit", "80"]
+    for text, watts, window_s in (("4W", "mean", None), ("4W peak", "peak", None), ("4W mean over 60s", "mean", 60.0)):
+        assert run(*common, "--budget", text, "--out", watts + str(window_s)) == 0
+        [step] = read_log(Path(watts + str(window_s)) / "log.jsonl").of("budget")
+        assert (step["power_w"], step["watts"], step["window_s"]) == (4.0, watts, window_s)
 
 
 def test_a_schedule_is_followed(capsys: pytest.CaptureFixture[str]) -> None:
@@ -325,7 +403,7 @@ def show(console: Console, *pilots: Watched) -> None:
     with display:
         display.listen("measured", {"measurement": Measurement(setting, step_s=0.01, power_w=3.0, steps=5)})
         display.listen("setting", {"setting": setting, "state": "holding", "why": "the [best] measured"})
-        display.listen("budget", {"power_w": 4.0, "why": "changed"})
+        display.listen("budget", {"power_w": 4.0, "watts": "peak", "window_s": None, "why": "changed"})
         display.listen("budget", {"power_w": None, "why": "changed"})
         display.listen("note", {"level": "warning", "text": "a [note]"})
         display.listen("score", {"value": 0.5, "target": 0.9})
@@ -340,7 +418,13 @@ def test_the_display_with_and_without_a_terminal(terminal: bool) -> None:
     show(console, Watched(), Watched(float("nan"), float("inf"), float("inf")))
     assert isinstance(console.file, io.StringIO)
     shown = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", console.file.getvalue())
-    for text in ("the [best] measured", "budget 4 W changed", "a [note]", "3.50 W of 3 W  batch 16  12,000 samples"):
+    for text in (
+        "the [best] measured",
+        "budget 4 W peak changed",
+        "budget no bound on watts changed",
+        "Warning: a [note]",
+        "3.50 W of 3 W  batch 16  12,000 samples",
+    ):
         assert text in shown
     assert "1 Wh" in shown
     assert "score 0.5 of 0.9" in shown

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from underwatt.converge.curve import NoiseScalePrior, fit_convergence, targets_of
+from underwatt.converge.curve import fit_convergence, targets_of
 from underwatt.errors import InputError
 from underwatt.profile.exchange import read_file
 from underwatt.records import ConvergenceRun
@@ -94,15 +94,6 @@ def test_a_batch_size_where_some_runs_failed_costs_their_repetition() -> None:
     half = fit_convergence([ConvergenceRun(32, 0.9, 1000.0 if seed % 2 else math.nan, seed) for seed in range(4)])
     assert half.predict([32])[0][0] - sure.predict([32])[0][0] == pytest.approx(math.log(2), rel=0.05)
     assert half.predict([32])[1][0] > sure.predict([32])[1][0]
-
-
-def test_a_noise_scale_from_elsewhere_tells_what_two_runs_cannot() -> None:
-    runs = runs_at((4, 16), spread=0.01, noise=60.0, small=0.1)
-    truth = math.log(law(256, noise=60.0, small=0.1))
-    blind_mean, blind_std = fit_convergence(runs).predict([256])
-    told_mean, told_std = fit_convergence(runs, noise_scale=NoiseScalePrior(math.log(60), 0.3)).predict([256])
-    assert told_std[0] < blind_std[0]
-    assert abs(told_mean[0] - truth) < abs(blind_mean[0] - truth)
 
 
 def test_several_targets_must_be_told_apart() -> None:

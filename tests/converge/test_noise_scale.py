@@ -1,17 +1,20 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
-from underwatt.converge.curve import fit_convergence
-from underwatt.converge.noise_scale import NoiseScaleMeter, measure_noise_scale, noise_scale_prior
+from underwatt.converge.noise_scale import NoiseScaleMeter, measure_noise_scale, noise_scale_on_the_way
 from underwatt.errors import InputError, PredictError
 from underwatt.records import ConvergenceRun
 from underwatt.workload.load import load_job
+from underwatt.workload.training import build_model
+
+JOB = f"{Path(__file__).parent / 'small_job.py'}:job"
 
 
 def metered(true_scale: float, *, part_samples: int, parts: int, steps: int, seed: int = 0) -> NoiseScaleMeter:
@@ -60,15 +63,13 @@ def test_pure_noise_has_no_finite_noise_scale_or_an_unsure_one() -> None:
     for _ in range(500):
         each = rng.normal(size=(2, 50))
         meter.add([float(g @ g) for g in each], float(np.square(each.mean(0)).sum()), 8)
-    prior = noise_scale_prior(meter)
     assert meter.noise_scale == math.inf or meter.noise_scale > 100
-    assert prior is None or prior.log_std > 0.9
+    assert meter.log_std > 0.9
 
 
 def test_a_young_meter_says_nothing() -> None:
     meter = NoiseScaleMeter()
     assert math.isnan(meter.noise_scale)
-    assert noise_scale_prior(meter) is None
     meter.add([math.nan, 1.0], 1.0, 4)
     assert meter.steps == 0
 
@@ -80,13 +81,40 @@ def test_nonsense_is_refused() -> None:
         NoiseScaleMeter().add([1.0], 1.0, 8)
 
 
-def test_a_job_is_metered_while_it_trains_and_the_curve_takes_it() -> None:
-    job = load_job(f"{Path(__file__).parent / 'small_job.py'}:job")
-    meter = measure_noise_scale(job, 32, steps=60)
-    assert meter.steps == 60
-    prior = noise_scale_prior(meter)
-    assert prior is not None
-    curve = fit_convergence([ConvergenceRun(16, 0.9, 500.0)], noise_scale=prior)
-    assert curve.batch_noise == pytest.approx(meter.noise_scale, rel=1.5)
+def test_a_job_is_metered_while_it_trains() -> None:
+    job = load_job(JOB)
+    assert measure_noise_scale(job, 32, steps=60).steps == 60
     with pytest.raises(PredictError):
         measure_noise_scale(job, 1)
+
+
+def test_the_noise_scale_of_a_training_is_like_that_of_its_gradients_one_sample_at_a_time() -> None:
+    # The truth, by its definition: the spread of single gradients against their mean, before anything is learned.
+    job = load_job(JOB)
+    torch.manual_seed(0)
+    model = build_model(job, 0)
+    inputs, classes = job.proxy_data
+    gradients = []
+    for at in range(len(classes)):
+        loss = torch.nn.functional.cross_entropy(model(inputs[at : at + 1]), classes[at : at + 1])
+        gradients.append(torch.cat([g.flatten() for g in torch.autograd.grad(loss, list(model.parameters()))]))
+    each = torch.stack(gradients)
+    true_scale = float(each.var(0).sum() / each.mean(0).square().sum())
+    frozen = replace(job, lr=1e-12)
+    assert measure_noise_scale(frozen, 64, steps=300).noise_scale == pytest.approx(true_scale, rel=0.4)
+
+
+def test_it_is_taken_over_a_training_to_the_target_at_the_largest_batch_that_got_there() -> None:
+    job = load_job(JOB)
+    runs = [
+        ConvergenceRun(4, 0.9, 300.0),
+        ConvergenceRun(16, 0.9, 320.0),
+        ConvergenceRun(64, 0.9, math.nan),
+        ConvergenceRun(64, 0.5, 100.0),
+    ]
+    found = noise_scale_on_the_way(job, runs)
+    assert found is not None
+    assert found.batch_size == 16
+    assert found.samples_low90 < found.samples < found.samples_high90
+    assert noise_scale_on_the_way(job, runs[2:]) is None
+    assert noise_scale_on_the_way(job, [ConvergenceRun(1, 0.9, 300.0)]) is None

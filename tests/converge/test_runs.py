@@ -50,8 +50,32 @@ def test_made_runs_are_skipped_only_where_they_are_the_same_run() -> None:
     ]
     left = {spec.batch_size for spec in runs_to_make((4, 16, 64, 128), (0,), done, 0.9, lr_at)}
     assert left == {16, 64}
-    again = {s.batch_size for s in runs_to_make((4, 16, 64, 128), (0,), done, 0.9, lr_at, repeat_unreached=True)}
-    assert again == {16, 64, 128}
+
+
+def test_a_run_that_was_given_up_is_made_again_only_where_it_may_take_more_samples() -> None:
+    done = [
+        ConvergenceRun(4, 0.9, math.nan, 0, lr_at(4), given_up_samples=1000.0),
+        ConvergenceRun(16, 0.9, math.nan, 0, lr_at(16)),  # diverged: more samples do not help
+        ConvergenceRun(64, 0.9, 500.0, 0, lr_at(64)),
+    ]
+
+    def made_again(may_take_samples: float) -> list[int]:
+        specs = runs_to_make((4, 16, 64), (0,), done, 0.9, lr_at, may_take_samples=may_take_samples)
+        return [spec.batch_size for spec in specs]
+
+    assert made_again(1000.0) == []
+    assert made_again(2000.0) == [4]
+    done.append(ConvergenceRun(4, 0.9, 1700.0, 0, lr_at(4)))
+    assert made_again(2000.0) == []
+
+
+def test_of_a_run_made_twice_the_newer_counts() -> None:
+    given_up = ConvergenceRun(8, 0.9, math.nan, 0, 1e-3, given_up_samples=900.0)
+    other_rate = ConvergenceRun(8, 0.9, 4000.0, 0, 2e-3)
+    again = ConvergenceRun(8, 0.9, 3000.0, 0, 1e-3)
+    assert newest_rates([given_up, again]) == (again,)
+    assert newest_rates([again, given_up]) == (given_up,)
+    assert newest_rates([given_up, other_rate, again]) == (again,)
 
 
 def test_a_run_is_hopeless_at_a_multiple_of_the_best_of_the_same_target() -> None:

@@ -104,6 +104,30 @@ def test_a_known_best_run_ends_hopeless_ones_early(job: Job) -> None:
     assert not result.runs[0].reached
 
 
+def test_a_run_given_up_at_its_limit_is_made_again_with_a_higher_one(job: Job) -> None:
+    job = replace(job, lr=4e-3)
+    short = StudySettings((4, 64), (0,), Effort(64, 64), workers=1)
+    first = study(job, ADDRESS, short).runs
+    assert not any(run.reached for run in first)
+    assert study(job, ADDRESS, short, done=first).runs == (), "nothing is trained twice"
+    longer = study(job, ADDRESS, settings(1), done=first).runs
+    assert {run.batch_size for run in longer} == {4, 64}
+    assert all(run.reached for run in longer)
+    assert study(job, ADDRESS, settings(1), done=(*first, *longer)).runs == ()
+
+
+def test_hopeless_runs_stay_given_up_and_older_rates_are_no_measure_for_them(job: Job) -> None:
+    job = replace(job, target=2.0)
+    known = [ConvergenceRun(16, 2.0, 10.0, 0, job.lr_at(16))]
+    hopeless = study(job, ADDRESS, settings(1, sizes=(4, 16)), done=known).runs
+    assert study(job, ADDRESS, settings(1, sizes=(4, 16)), done=(*known, *hopeless)).runs == ()
+    old_rate = ConvergenceRun(4, 0.9, 1.0, 0, 123.0)
+    job = replace(job, target=0.9)
+    newer = ConvergenceRun(4, 0.9, 500.0, 1, job.lr_at(4))
+    result = study(job, ADDRESS, settings(1, sizes=(64,)), done=[old_rate, newer])
+    assert result.runs[0].reached, "one sample at another learning rate makes nothing hopeless"
+
+
 STUDY_FOREVER = """
 import sys
 from underwatt.converge.study import StudySettings, study

@@ -18,6 +18,8 @@ SETTING = Setting(PowerMode(gpu_mhz=600.0), 8)
     [
         ("10W", Budget(power_w=10.0)),
         ("7.5 W", Budget(power_w=7.5)),
+        ("3 watts", Budget(power_w=3.0)),
+        ("3 Watt peak", Budget(power_w=3.0, watts=Watts.PEAK)),
         (" 10 w ", Budget(power_w=10.0)),
         ("1.5kW", Budget(power_w=1500.0)),
         ("7500mW", Budget(power_w=7.5)),
@@ -101,6 +103,31 @@ def test_a_peak_that_was_not_recorded_is_an_error_and_not_a_zero() -> None:
 def test_says_itself() -> None:
     assert str(parse_budget("10W peak", "2h")) == "10 W peak, 2 h"
     assert str(parse_budget("10W mean over 60s", "50Wh")) == "10 W mean over 60 s, 50 Wh"
+
+
+@pytest.mark.parametrize(
+    ("bound", "said"),
+    [
+        ("1.4s", "1.4 s"),
+        ("90s", "1.5 min"),
+        ("90min", "1.5 h"),
+        ("48h", "48 h"),
+        ("1J", "1 J"),
+        ("0.5Wh", "1800 J"),
+        ("1Wh", "1 Wh"),
+        ("2kWh", "2 kWh"),
+        ("3MJ", "833.3 Wh"),
+        ("0.001J", "0.001 J"),
+    ],
+)
+def test_says_itself_in_a_unit_that_suits(bound: str, said: str) -> None:
+    assert str(parse_budget(bound)) == said
+
+
+def test_a_number_without_a_unit_is_asked_about() -> None:
+    with pytest.raises(InputError) as error:
+        parse_budget("3")
+    assert "Did you mean 3W?" in error.value.hint
 
 
 def test_a_measurement_keeps_the_budget_with_its_interval() -> None:

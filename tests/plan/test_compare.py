@@ -11,7 +11,17 @@ import pytest
 from underwatt.errors import InputError
 from underwatt.plan import Goal, choose_published, choose_setting
 from underwatt.plan.budget import Budget, Watts
-from underwatt.plan.compare import LARGEST, MIDDLE, Alternative, Truth, as_alternative, cannot_keep, compare, joined
+from underwatt.plan.compare import (
+    LARGEST,
+    MIDDLE,
+    Alternative,
+    Truth,
+    as_alternative,
+    cannot_keep,
+    compare,
+    joined,
+    too_few_for_published,
+)
 from underwatt.records import Measurement, PowerMode, Prediction, Status, to_json
 
 BUDGET = Budget(power_w=7.0)
@@ -107,7 +117,10 @@ def test_the_published_method_chooses_among_what_was_measured() -> None:
     assert found.setting == choose_published(some, samples, BUDGET).setting
     assert found.known == "measured"
     fitting = [m for m in some if m.power_w <= 7.0]
-    assert "published method, settings measured so far" not in by_name(compare(problem, predicted(), fitting[:1]))
+    too_few = compare(problem, predicted(), fitting[:1])
+    assert "published method, settings measured so far" not in by_name(too_few)
+    assert "fewer than two" in too_few_for_published(too_few)
+    assert too_few_for_published(compare(problem, predicted(), some)) == ""
 
 
 def test_powertrain_is_taken_at_its_word_and_judged_by_ours() -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from underwatt.plan import Problem, choose_published, choose_setting, parse_budget, search_setting
 from underwatt.plan.budget import Budget
-from underwatt.plan.known import READING_STD, outlook_as_known
+from underwatt.plan.known import READING_STD, outlook_as_known, without_repeats
 from underwatt.plan.select import choose_measured
 from underwatt.predict import SettingArray
 from underwatt.records import Measurement, PowerMode, Prediction, Setting, Status
@@ -64,3 +64,13 @@ def test_every_chooser_means_the_same_by_keeping_a_budget() -> None:
     assert choose_setting(problem, guess, measurements=measured).setting == kept
     assert choose_published(measured, {8: 1000.0}, problem.budget).setting == kept
     assert search_setting(problem, lambda s: measured[settings.index(s)]).best.measurement.setting == kept
+
+
+def test_repeats_of_a_table_become_their_mean_in_the_order_of_the_first() -> None:
+    one, other = world.truth(world.at(500.0, 200.0, 4)), world.truth(world.at(500.0, 300.0, 4))
+    failed = Measurement(one.setting, status=Status.FAILED)
+    merged = without_repeats([one, other, replace(one, power_w=3 * one.power_w, step_s=2 * one.step_s), failed])
+    assert [m.setting for m in merged] == [one.setting, other.setting]
+    assert merged[0].power_w == pytest.approx(2 * one.power_w)
+    assert merged[0].step_s == pytest.approx(1.5 * one.step_s)
+    assert merged[1] == other

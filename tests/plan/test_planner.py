@@ -70,13 +70,14 @@ def test_a_plan_over_175392_settings_takes_seconds_and_little_memory() -> None:
     tracemalloc.stop()
     assert peak < 1.0e9
 
-    started = time.perf_counter()
+    # The processor's time, of all threads: the machine that runs the tests may have other things to do. Twice the aim
+    # of 3 s and 0.5 s, because memory is shared with those other things.
+    started = time.process_time()
     Planner(problem).plan(measured[:50])
-    planned = time.perf_counter()
+    planned = time.process_time()
     planner.replan(measured)
-    # Twice the aim: the machine that runs the tests may have other things to do.
     assert planned - started < 6.0
-    assert time.perf_counter() - planned < 1.0
+    assert time.process_time() - planned < 1.0
 
 
 def _made_up(setting: Setting) -> Measurement:

@@ -137,6 +137,23 @@ def test_two_candidates_are_simply_measured() -> None:
     assert found.stopped == "every setting was measured"
 
 
+@pytest.mark.parametrize(("most", "said"), [(1, "1 setting was measured"), (2, "2 settings were measured")])
+def test_a_search_that_may_hardly_measure_says_why_it_ended(most: int, said: str) -> None:
+    assert search_setting(world.problem(Budget(power_w=30.0)), world.truth, most=most).stopped == said
+
+
+def test_a_setting_that_stands_twice_among_the_candidates_is_measured_once() -> None:
+    twice = world.candidates().take(np.repeat(np.arange(len(world.candidates())), 2))
+    asked: list[Setting] = []
+
+    def measure(setting: Setting) -> Measurement:
+        asked.append(setting)
+        return world.truth(setting)
+
+    search_setting(Problem.of(twice, Budget(power_w=7.0), world.Curve()), measure, least_gain=0.0)
+    assert len(asked) == len(set(asked))
+
+
 def test_a_failed_measurement_is_not_repeated_nor_returned() -> None:
     problem = world.problem(Budget(power_w=7.0))
     best = search_setting(problem, world.truth).best.measurement.setting

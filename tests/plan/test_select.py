@@ -9,7 +9,7 @@ import pytest
 
 from underwatt.errors import BudgetError, InputError
 from underwatt.plan.budget import Budget, parse_budget
-from underwatt.plan.problem import Goal, Problem
+from underwatt.plan.problem import Goal, Outlook, Problem, rows_of
 from underwatt.plan.search import search_setting
 from underwatt.plan.select import choose_measured, choose_setting
 from underwatt.predict import FewShot
@@ -161,6 +161,60 @@ def test_a_measured_setting_exactly_at_the_budget_fits() -> None:
     measured = world.truth(world.at(1000.0, 400.0, 16))
     problem = world.problem(Budget(power_w=measured.power_w))
     assert choose_measured(problem, _predict(problem), [measured]).setting == measured.setting
+
+
+def test_a_budget_that_a_measured_setting_keeps_exactly_is_kept() -> None:
+    # 7.3 and the like: the log of a bound and that of a measurement may round either way.
+    for power_w in (5.5, 7.3, 9.1):
+        lowest = world.at(500.0, 200.0, 4)
+        measured = replace(world.truth(lowest), power_w=power_w)
+        everything = [replace(m, power_w=max(m.power_w, power_w)) for m in world.everything() if m.setting != lowest]
+        problem = world.problem(Budget(power_w=power_w))
+        plan = choose_setting(problem, _predict(problem), measurements=[measured, *everything])
+        assert plan.chosen.power_w.expected == pytest.approx(power_w)
+        assert plan.chosen.chance_over < 1e-6
+        tight = world.problem(Budget(power_w=power_w * (1 - 1e-7)))
+        with pytest.raises(BudgetError, match=r"smallest feasible power is .* W \(measured\)"):
+            choose_setting(tight, _predict(tight), measurements=[measured, *everything])
+
+
+def test_a_smallest_budget_that_nobody_measured_is_called_predicted() -> None:
+    problem = world.problem(Budget(power_w=2.0))
+    with pytest.raises(BudgetError, match=r"\(predicted"):
+        choose_setting(problem, _predict(problem))
+
+
+def test_bounds_that_only_exclude_each_other_are_an_error_and_not_a_crash() -> None:
+    free = world.problem(Budget(power_w=50.0))
+    fastest_s = choose_setting(free, _predict(free, 0.01)).chosen.time_s.high
+    for budget in (Budget(power_w=5.0, deadline_s=fastest_s), Budget(power_w=5.0, deadline_s=fastest_s, energy_j=1.0)):
+        problem = world.problem(budget)
+        with pytest.raises(BudgetError):
+            choose_setting(problem, _predict(problem, 0.01))
+
+
+def test_half_of_the_trainings_take_longer_than_the_middle_of_the_interval() -> None:
+    std = 0.6
+    problem = world.problem(Budget(power_w=7.0), curve=world.Curve(std=std))
+    chosen = choose_setting(problem, _predict(problem, 1e-6)).chosen
+    sure = world.problem(Budget(power_w=7.0))
+    median_s = {point.setting: point.time_s.expected for point in choose_setting(sure, _predict(sure, 1e-6)).front}[
+        chosen.setting
+    ]
+    assert math.sqrt(chosen.time_s.low * chosen.time_s.high) == pytest.approx(median_s)
+    assert chosen.time_s.expected == pytest.approx(median_s * math.exp(std**2 / 2)), "the mean counts unlucky trainings"
+    assert math.sqrt(chosen.energy_j.low * chosen.energy_j.high) < chosen.energy_j.expected
+    at_median = world.problem(Budget(deadline_s=median_s), curve=world.Curve(std=std))
+    outlook = Outlook.of(at_median, _predict(at_median, 1e-6))
+    row = int(rows_of(at_median.candidates, chosen.setting)[0])
+    assert outlook.chance_to_fit(at_median.budget)[row] == pytest.approx(0.5, abs=1e-3)
+
+
+def test_without_convergence_the_reason_speaks_of_throughput() -> None:
+    problem = Problem.of(world.candidates(), Budget(power_w=7.0))
+    reason = choose_setting(problem, _predict(problem)).reason
+    assert "trains the most samples a second" in reason
+    assert "target" not in reason
 
 
 def test_measured_peaks_replace_the_usual_margin() -> None:

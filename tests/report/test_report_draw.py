@@ -9,11 +9,12 @@ from pathlib import Path
 import pytest
 
 from underwatt.report.draw_base import label, log_axis
+from underwatt.report.draw_front import draw_front
 from underwatt.report.draw_labels import HEIGHT, LETTER, LINE, WIDTH, place_labels
 from underwatt.report.draw_map import draw_map
 from underwatt.report.figures import HeatMap, Report
 from underwatt.report.sections import Section, sections_of
-from underwatt.report.tables import trace_table
+from underwatt.report.tables import others_table, trace_table
 
 CSS = Path(__file__).parents[2] / "src" / "underwatt" / "report" / "assets" / "report.css"
 
@@ -119,3 +120,31 @@ def test_a_table_that_leaves_rows_out_says_so(whole: Report) -> None:
     assert "are shown" not in trace_table(replace(trace, mean_at_s=(), low_w=(), mean_w=(), high_w=()))
     busy = replace(trace, changes=trace.changes * 200)
     assert f"What the run did (100 of {len(busy.changes):,} are shown)" in trace_table(busy)
+
+
+def test_the_choice_has_a_short_label_whoever_else_would_choose_it(whole: Report) -> None:
+    front = whole.front
+    assert front is not None
+    first, *others = front.others
+    same = replace(first, choice=replace(first.choice, setting=front.chosen.setting))
+    drawn = draw_front(replace(front, others=(same, *others)), simulated=True)
+    texts = [label["text"] for label in drawn["layout"]["annotations"]]
+    assert texts[0] == "choice"
+    assert not any("also" in text for text in texts)
+    hover = [text for trace in drawn["data"] for text in trace.get("hovertext", ())]
+    assert f"the choice, also {first.choice.name}: {front.chosen.setting}" in hover
+
+
+def test_bars_have_words_that_fit_a_phone(sections: tuple[Section, ...]) -> None:
+    plots = {plot.id: plot.drawing for section in sections for plot in section.plots}
+    briefs = [
+        item["name"] for at in ("plot-spent", "plot-energy-by-setting") for item in plots[at]["layout"]["annotations"]
+    ]
+    assert len(briefs) > 4
+    assert all(LETTER * len(brief) < 350 for brief in briefs), briefs
+
+
+def test_whether_others_keep_the_budget_is_not_at_the_far_end_of_the_table(whole: Report) -> None:
+    assert whole.front is not None
+    headings = re.findall(r'<th scope="col">([^<]*)', others_table(1.0, whole.front.others))
+    assert headings[:2] == ["rule", "keeps the budget"]

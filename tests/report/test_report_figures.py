@@ -12,10 +12,12 @@ import pytest
 import report_world as world
 
 from underwatt.plan import parse_budget
+from underwatt.profile.meter import Trace
 from underwatt.records import Setting, to_json
 from underwatt.report.build import build_report, decided_by
 from underwatt.report.checking import parity_figure
-from underwatt.report.figures import Report
+from underwatt.report.figures import PowerTrace, Report
+from underwatt.report.page import render
 from underwatt.report.running import energy_figures, happened, trace_figure
 from underwatt.report.sections import sections_of
 from underwatt.report.sources import budget_of, setting_of
@@ -117,8 +119,9 @@ def test_the_trace_keeps_its_excess_and_follows_the_budget(whole: Report, record
     assert trace.over_power_w == (7.25,)
     assert trace.readings_over == 1
     assert trace.budget_w == (6.0, 5.0)
-    assert trace.time_over_s == record.time_over_s(lag_s=2.0)
-    assert "the 2 s after a change of setting or budget are left out" in trace.message
+    assert (trace.bounded_s, trace.judged_s) == pytest.approx((600.0, 600.0))
+    assert trace.time_over_s == record.verdict().over_s == 0
+    assert "Of 10.0 min under a budget, 10.0 min were judged, by means over 1 s: never above it" in trace.message
     assert [change.kind for change in trace.changes] == [
         "budget",
         "searching",
@@ -165,6 +168,8 @@ def test_the_lag_of_the_sensor_after_a_change_is_no_excess(record: RunRecord) ->
     assert told is not None
     assert lagging.time_over_s() > record.time_over_s() + 1
     assert told.time_over_s == quiet.time_over_s
+    assert told.judged_s == pytest.approx(quiet.judged_s - 1.4)
+    assert "Not judged are readings that came down within 2.5 s of a change" in told.message
     assert told.readings_over > quiet.readings_over  # no single reading is hidden
 
 
@@ -230,18 +235,84 @@ def test_one_setting_leaves_no_rest(record: RunRecord) -> None:
 
 
 def test_readings_are_judged_by_what_the_budget_bounds(record: RunRecord) -> None:
-    told = {}
-    for text in ("6 W mean", "6 W peak", "6 W mean over 60 s", "08:00-18:00=6W,else=5W"):
-        start = {**record.start, "budget": text}
-        told[text] = trace_figure(replace(record, events=(start, *record.events[1:])))
-    assert all(told.values())
-    windows_s = [trace.window_s for trace in told.values() if trace is not None]
-    assert windows_s == [1.0, 0.0, 60.0, 1.0]
-    mean, peak = told["6 W mean"], told["6 W peak"]
-    assert mean is not None
-    assert peak is not None
+    def judged(**more: object) -> PowerTrace:
+        events = tuple({**event, **more} if event["kind"] == "budget" else event for event in record.events)
+        trace = trace_figure(replace(record, events=events))
+        assert trace is not None
+        return trace
+
+    mean, peak, long = judged(watts="mean"), judged(watts="peak"), judged(watts="mean", window_s=60.0)
+    assert [trace.windows_s for trace in (mean, peak, long)] == [(1.0,), (0.0,), (60.0,)]
     assert mean.time_over_s == 0 < peak.time_over_s  # one reading of 7.25 W
-    assert "By single readings it was above the budget by more than 2% for 100 ms" in peak.message
+    assert "by single readings: above it by more than 2% for 100 ms" in peak.message
+    assert [change.text for change in peak.changes if change.kind == "budget"] == [
+        "6 W peak (start)",
+        "5 W peak (changed)",
+    ]
+    first, *rest = record.events
+    mixed = [{**event, "watts": "peak"} if event.get("why") == "changed" else event for event in rest]
+    both = trace_figure(replace(record, events=(first, *mixed)))
+    assert both is not None
+    assert both.windows_s == (0.0, 1.0)
+    assert "by single readings and means over 1 s" in both.message
+
+
+def short_run(record: RunRecord, seconds: float, power_w: float) -> RunRecord:
+    """The beginning of a run that draws so much, and changes its setting twice a second."""
+    kept = record.power.at_s <= seconds
+    power = Trace(record.power.at_s[kept], np.full(int(kept.sum()), power_w), None, missed=0)
+    [setting, other, *_] = record.of("setting")
+    moves = [{**(setting, other)[at % 2], "at_s": at / 2} for at in range(int(2 * seconds))]
+    end = {**(record.end or {}), "at_s": seconds, "energy_j": power_w * seconds}
+    return replace(record, events=(record.start, record.of("budget")[0], *moves, end), power=power)
+
+
+def test_a_run_that_stays_above_the_budget_is_never_said_to_have_held_it(record: RunRecord) -> None:
+    above = trace_figure(short_run(record, 27.0, 9.0))
+    assert above is not None
+    assert above.judged_s == above.time_over_s == pytest.approx(27.0)
+    assert "Of 27.0 s under a budget, 27.0 s were judged" in above.message
+    assert "above it by more than 2% for 27.0 s" in above.message
+    assert "never" not in above.message
+
+
+def test_a_short_run_is_too_short_to_say(record: RunRecord) -> None:
+    quiet, above = (trace_figure(short_run(record, 3.0, power_w)) for power_w in (4.0, 9.0))
+    assert quiet is not None
+    assert above is not None
+    assert "3.00 s were judged: too short to say whether it was held." in quiet.message
+    assert "too short to say whether it was held, but power was more than 2% above it for 3.00 s" in above.message
+
+
+def test_mean_watts_are_one_number_and_a_short_run_says_what_they_are_worth(record: RunRecord) -> None:
+    long, short = short_run(record, 20.0, 5.0), short_run(record, 2.0, 5.0)
+    for run, says in ((long, "5.00 W on average"), (short, "5.00 W on average (too short for watts and joules")):
+        lagging = replace(run, power=replace(run.power, power_w=run.power.power_w / 2))  # the sensor's own mean differs
+        trace = trace_figure(lagging)
+        assert trace is not None
+        assert says in trace.message
+        assert says in happened(lagging)
+    assert "too short" not in happened(long)
+
+
+def test_convergence_runs_for_another_target_are_not_used(record: RunRecord) -> None:
+    other = replace(record, events=({**record.start, "target": 0.9999}, *record.events[1:]))
+    report = build_report(
+        world.profile(),
+        world.candidates(),
+        made_at="",
+        convergence=world.trainings(),
+        target=0.9999,
+        budget=parse_budget("6W"),
+        record=other,
+    )
+    assert report.convergence is None
+    [missing] = [item for item in report.missing if item.section == "Convergence"]
+    assert "The convergence runs are for 0.97, the target is 0.9999" in missing.why
+    assert report.front is not None
+    assert report.front.per == "sample"
+    assert report.title.target == 0.9999
+    assert "to 0.9999 on" in render(report)
 
 
 def test_a_budget_of_peaks_is_not_compared_with_means() -> None:

@@ -1,8 +1,22 @@
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
-from underwatt.report.words import bound, counted, duration, energy, energy_unit, figures, listed, time_unit, times
+from underwatt.report.words import (
+    allowed,
+    bound,
+    counted,
+    duration,
+    energy,
+    energy_unit,
+    figures,
+    listed,
+    mean_power,
+    time_unit,
+    times,
+)
 
 
 @pytest.mark.parametrize(
@@ -56,3 +70,23 @@ def test_a_budget_reads_as_it_was_given() -> None:
 def test_counts_and_lists_read_as_sentences() -> None:
     assert [counted(n, "reading") for n in (0, 1, 2000)] == ["0 readings", "1 reading", "2,000 readings"]
     assert [listed(items) for items in (["a"], ["a", "b"], ["a", "b", "c"])] == ["a", "a and b", "a, b and c"]
+
+
+@pytest.mark.parametrize(
+    ("step", "said"),
+    [
+        ({"power_w": 3.0}, "3 W"),
+        ({"power_w": 3.0, "watts": "mean", "window_s": None}, "3 W mean"),
+        ({"power_w": 2.5, "watts": "peak", "window_s": None}, "2.5 W peak"),
+        ({"power_w": 3.0, "watts": "mean", "window_s": 60.0}, "3 W mean over 60 s"),
+        ({"power_w": None, "watts": "mean"}, "no bound on watts"),
+    ],
+)
+def test_a_budget_says_what_its_watts_bound(step: dict[str, Any], said: str) -> None:
+    assert allowed(step) == said
+
+
+def test_the_mean_of_a_short_run_is_said_to_be_worth_little() -> None:
+    assert mean_power(60.0, 20.0) == "3.00 W on average"
+    assert mean_power(6.0, 2.0) == "3.00 W on average (too short for watts and joules: the sensor lags)"
+    assert "0 W" in mean_power(0.0, 0.0)

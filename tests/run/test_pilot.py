@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import Any
 
@@ -116,3 +117,17 @@ def test_a_listener_hears_what_the_log_is_told() -> None:
     assert heard[0] == "start"
     assert heard[-1] == "end"
     assert {"budget", "setting", "measured", "note"} <= set(heard)
+
+
+def test_a_simulated_second_that_takes_long_is_told_of_meanwhile(tmp_path: Path) -> None:
+    with make(virtual(), tmp_path) as pilot:
+        until_s = time.monotonic() + 3.0
+        while time.monotonic() < until_s:
+            size = pilot.batch_size
+            pilot.simulate(size)
+            time.sleep(0.25)  # the real training behind it
+            pilot.stepped(size)
+        simulated_s = pilot.elapsed_s
+    log = read_log(tmp_path / "log.jsonl")
+    assert simulated_s < 2.0
+    assert len(log.of("progress")) >= 2

@@ -35,6 +35,22 @@ HOMES = {
 }
 
 
+# \b keeps the lines as they are.
+EXAMPLE = """\b
+In order, for a job written as train.py:job (none at hand: `underwatt demo`):
+  underwatt devices                        what is here, what may be set
+  underwatt profile train.py:job           step time and watts of settings
+  underwatt converge train.py:job          samples to target by batch size
+  underwatt plan --budget 10W              what to train with, and the gain
+  underwatt run train.py:job --budget 10W  train under the budget
+  underwatt report                         what was chosen, and how it went
+
+\b
+Budgets are watts: 10W, 10W peak, or 10W mean over 60s. `run` and `budget`
+also take a schedule: 08:00-18:00=15W,else=7W.
+"""
+
+
 class _LazyGroup(TyperGroup):
     def list_commands(self, ctx: Any) -> list[str]:
         del ctx
@@ -45,13 +61,25 @@ class _LazyGroup(TyperGroup):
         if cmd_name not in HOMES:
             return None
         module = import_module(f"underwatt.cli.{HOMES[cmd_name]}")
-        return typer.main.get_group(module.app).commands[cmd_name]
+        command = typer.main.get_group(module.app).commands[cmd_name]
+        _plain_help(command)
+        return command
+
+
+def _plain_help(command: Any) -> None:
+    """Help without boxes, in which every flag would be called a <bool>; in lists, whole sentences."""
+    command.rich_markup_mode = None
+    command.short_help = command.help
+    for part in getattr(command, "commands", {}).values():
+        _plain_help(part)
 
 
 app = typer.Typer(
     name="underwatt",
     cls=_LazyGroup,
     help="Train as fast as a power budget allows.",
+    epilog=EXAMPLE,
+    rich_markup_mode=None,
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,

@@ -35,4 +35,4 @@ def budget(
     if as_json:
         typer.echo(json.dumps({"folder": str(folder), "budget": watts}))
     else:
-        _out.print(f"budget [bold]{escape(watts)}[/] left for the run in {escape(str(folder))}")
+        _out.print(f"The run in {escape(str(folder))} will now keep [bold]{escape(watts)}[/].")

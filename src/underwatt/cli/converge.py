@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import math
+import sys
+from contextlib import redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,9 +17,10 @@ from rich.markup import escape
 from underwatt.cli.format import duration, plain_table, progress_bar
 from underwatt.cli.profile import STORE_HELP, parse_batch_sizes
 from underwatt.converge.curve import fit_convergence
+from underwatt.converge.noise_scale import noise_scale_on_the_way
 from underwatt.converge.runs import DEFAULT_POINTS, DEFAULT_SEEDS, newest_rates, spread_batch_sizes
 from underwatt.converge.study import StudySettings, data_note, study
-from underwatt.converge.train import usual_effort
+from underwatt.converge.train import DEFAULT_PASSES, usual_effort
 from underwatt.profile.store import Store, default_store_path
 from underwatt.records import to_json
 from underwatt.workload.identity import job_info
@@ -26,8 +29,10 @@ from underwatt.workload.load import load_job
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from underwatt.converge.noise_scale import NoiseScale
     from underwatt.converge.study import StudyProgress
     from underwatt.records import ConvergenceRun
+    from underwatt.workload.job import Job
 
 app = typer.Typer()
 _out = Console()
@@ -47,19 +52,40 @@ def converge(
     ),
     points: int = typer.Option(DEFAULT_POINTS, min=1, help="How many of the job's batch sizes to train at."),
     seeds: int = typer.Option(DEFAULT_SEEDS, min=1, help="How many trainings at each."),
-    passes: float = typer.Option(30.0, min=1, help="Give up after so many passes over the data."),
+    passes: float = typer.Option(
+        DEFAULT_PASSES,
+        min=1,
+        help="Give up after so many passes over the data; with more than before, runs given up are made again.",
+    ),
+    noise_scale: bool = typer.Option(
+        False, "--noise-scale", help="Also measure the gradient noise scale, as a second opinion: one more training."
+    ),
     workers: int = typer.Option(0, min=0, help="Trainings at once; one a core or GPU by default."),
     store: Path | None = typer.Option(None, "--store", help=STORE_HELP, show_default=False),
     as_json: bool = typer.Option(False, "--json", help="For programs: every run, and the curve."),
 ) -> None:
     """Train on proxy data until the target at some batch sizes; interrupt and run again to go on where it stopped."""
-    loaded = load_job(job)
+    with redirect_stdout(sys.stderr):  # what a job prints is not our answer
+        loaded = load_job(job)
+        runs, failed = _train(loaded, job, batch_sizes, points, seeds, passes, workers, store or default_store_path())
+        scale = noise_scale_on_the_way(loaded, runs) if noise_scale else None
+    _report(runs, loaded.target, loaded.batch_sizes, scale, as_json=as_json)
+    if noise_scale and scale is None:
+        _log.print("[yellow]The gradient noise scale could not be seen in a training of this length.[/]")
+    if failed:
+        raise typer.Exit(1)
+
+
+def _train(
+    loaded: Job, job: str, batch_sizes: str, points: int, seeds: int, passes: float, workers: int, store: Path
+) -> tuple[list[ConvergenceRun], bool]:
+    """The runs that count, those made before included, and whether some failed."""
     info = job_info(loaded)
     if note := data_note(loaded):
         _log.print(f"[yellow]{escape(note)}[/]")
     sizes = parse_batch_sizes(batch_sizes) or spread_batch_sizes(loaded.batch_sizes, points)
     settings = StudySettings(sizes, tuple(range(seeds)), usual_effort(loaded, passes=passes), workers or None)
-    with Store(store or default_store_path()) as kept:
+    with Store(store) as kept:
         done = next((runs for workload, runs in kept.convergence() if workload.id == info.id), ())
         with progress_bar(_log) as progress:
             bar = progress.add_task(f"training {escape(info.name)}", total=len(sizes) * seeds, left="")
@@ -85,12 +111,17 @@ def converge(
                 raise
     for spec, error in result.failures:
         _log.print(f"[red]Failed:[/] {spec}: {escape(str(error))}", soft_wrap=True)
-    _report(list(newest_rates([*done, *result.runs])), loaded.target, loaded.batch_sizes, as_json=as_json)
-    if result.failures:
-        raise typer.Exit(1)
+    return list(newest_rates([*done, *result.runs])), bool(result.failures)
 
 
-def _report(runs: list[ConvergenceRun], target: float, batch_sizes: Sequence[int], *, as_json: bool) -> None:
+def _report(
+    runs: list[ConvergenceRun],
+    target: float,
+    batch_sizes: Sequence[int],
+    noise_scale: NoiseScale | None,
+    *,
+    as_json: bool,
+) -> None:
     curve = fit_convergence(runs, target)
     sizes = sorted({*batch_sizes, *(run.batch_size for run in runs)})
     mean, _ = curve.predict(sizes)
@@ -106,7 +137,8 @@ def _report(runs: list[ConvergenceRun], target: float, batch_sizes: Sequence[int
         for size, middle, bottom, top in zip(sizes, mean, low, high, strict=True)
     ]
     if as_json:
-        typer.echo(json.dumps(to_json({"target": target, "curve": rows, "runs": runs}), indent=2))
+        record = {"target": target, "curve": rows, "runs": runs, "noise_scale": noise_scale}
+        typer.echo(json.dumps(to_json(record), indent=2))
         return
     table = plain_table("batch", "trainings", "samples to target", "90% interval")
     for row in rows:
@@ -116,3 +148,10 @@ def _report(runs: list[ConvergenceRun], target: float, batch_sizes: Sequence[int
             str(row["batch_size"]), str(row["trained"] or ""), "never" if never else f"{row['samples']:,.0f}", interval
         )
     _out.print(table)
+    if noise_scale is not None:
+        _out.print(
+            f"Gradient noise scale: {noise_scale.samples:,.0f} samples ({noise_scale.samples_low90:,.0f}–"
+            f"{noise_scale.samples_high90:,.0f}), at batch size {noise_scale.batch_size}; by the curve, samples double "
+            f"at about {curve.batch_noise:,.0f}. A second opinion, which the curve does not use.",
+            soft_wrap=True,
+        )

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import math
 import shutil
-import statistics
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -96,13 +96,14 @@ def _converge(job: Job, workload: WorkloadInfo, store: Store) -> ConvergenceCurv
     sizes = spread_batch_sizes(job.batch_sizes, STUDIED)
     settings = StudySettings(sizes, SEEDS, Effort(LIMIT, EVALUATE_EVERY), workers=1)
     runs = study(job, "", settings, on_run=lambda run: store.add_convergence(workload, [run])).runs
-    means = {size: statistics.mean(run.samples for run in runs if run.batch_size == size) for size in sizes}
-    needed = ", ".join(f"{mean:,.0f} at {size}" for size, mean in means.items())
+    curve = fit_convergence(runs, job.target)
+    logs, _ = curve.predict(list(sizes))
+    needed = ", ".join(f"{math.exp(log):,.0f} at {size}" for size, log in zip(sizes, logs, strict=True))
     _out.print(
         f"[bold]Converge.[/] {len(runs)} short trainings to {job.target:.0%} accuracy on proxy data, images that the "
-        f"trainings below never see. Samples needed by batch size: {needed}.\n"
+        f"trainings below never see. Samples needed by batch size, by the curve fitted to them: {needed}.\n"
     )
-    return fit_convergence(runs, job.target)
+    return curve
 
 
 def _one_board(bench: Bench, samples: dict[int, float]) -> None:
@@ -128,7 +129,7 @@ def _one_board(bench: Bench, samples: dict[int, float]) -> None:
         schedule = changing(plans[at], levels_w[at], levels_w[1 - at])
         folder = bench.folder / f"{bench.board}-{name}"
         shutil.rmtree(folder, ignore_errors=True)
-        tell = say_training(_out, schedule)
+        tell = say_training(_out, schedule, dict(zip(levels_w, plans, strict=True)))
         ours = train_underwatt(bench, schedule, folder, tell)
         stories.append(Story(schedule, rivals.train_baseline(schedule), ours, rivals.oracle(schedule)))
     say_results(_out, stories)

@@ -10,7 +10,7 @@ from rich.markup import escape
 from underwatt.cli.format import duration, plain_table
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from rich.console import Console
 
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from underwatt.cli.demo_rivals import Choice
     from underwatt.plan import SearchResult
     from underwatt.plan.schedule import Schedule
+    from underwatt.records import Measurement
 
 WINDOW_S = 1.0
 
@@ -43,18 +44,28 @@ def say_plan(out: Console, budget_w: float, plan: SearchResult, baseline: Choice
     )
 
 
-def say_training(out: Console, schedule: Schedule) -> Callable[[float, str, dict[str, Any]], None]:
-    """Announce a training; gives what tells of it while it goes on."""
+def say_training(
+    out: Console, schedule: Schedule, plans: Mapping[float, SearchResult]
+) -> Callable[[float, str, dict[str, Any]], None]:
+    """Announce a training; gives what tells of it while it goes on, beside the plans that were made for its watts."""
     first_w, then_w = schedule.levels_w
     out.print(
         f"\n[bold]Train[/] under {first_w:g} W, and under {then_w:g} W from {schedule.begins_s[1]:g} s on; "
         "the settings measured so far are known."
     )
+    measured: list[Measurement] = []
+    held_w: list[float] = []
 
     def tell(at_s: float, kind: str, fields: dict[str, Any]) -> None:
         text = ""
         if kind == "budget":
             text = f"[bold]{fields['power_w']:g} W[/]"
+            held_w.append(fields["power_w"])
+        elif kind == "measured":
+            measured.append(fields["measurement"])
+        elif kind == "plan":
+            text = searched(len(measured), fields, plans.get(held_w[-1]))
+            measured.clear()
         elif kind == "setting" and fields["state"] != "searching":
             text = f"{fields['state']} {fields['setting']} [dim]({escape(fields['why'])})[/]"
         elif kind == "score" and fields["value"] >= fields["target"]:
@@ -62,11 +73,32 @@ def say_training(out: Console, schedule: Schedule) -> Callable[[float, str, dict
         elif kind == "end":
             text = "board put back" if fields["restored"] else "[red]board NOT put back[/]"
         elif kind == "note":
-            text = f"[dim]{escape(fields['text'])}[/]"
+            warned = fields["level"] == "warning"
+            text = f"[{'yellow' if warned else 'dim'}]{escape(fields['text'])}[/]"
         if text:
             out.print(f"  {at_s:6.1f} s  {text}")
 
     return tell
+
+
+def searched(measured: int, found: Mapping[str, Any], planned: SearchResult | None) -> str:
+    """What the search of the training itself found, beside the plan for the same watts."""
+    if planned is None:
+        return ""
+    chosen, before = found["chosen"], planned.best.measurement.setting
+    same = chosen == before
+    if same and not measured:
+        return ""
+    text = f"searching: {measured} setting{'' if measured == 1 else 's'} measured by training steps; "
+    if not measured:
+        text = "what was measured for the other budget counts too: "
+    if same:
+        return f"{text}the plan's is still the best"
+    sooner = 1 - found["expected"]["time_s"] / planned.best.time_s
+    if sooner > 0:
+        return f"{text}{chosen} is {sooner:.1%} sooner than the plan's {before}"
+    room = "the room that a training keeps below its budget"
+    return f"{text}{chosen} is the best that fits with {room}, {-sooner:.1%} later than the plan's {before}"
 
 
 def say_results(out: Console, stories: Sequence[Story]) -> None:
@@ -101,7 +133,7 @@ def _figures(row: Result, baseline: Result | None) -> tuple[str, ...]:
         accuracy = f"{row.score:.1%}{'' if row.reached else ', target not reached'}"
     if row.record is not None:
         share, seconds = _over(row)
-        over, over_for = f"{share:.2%}", f"{seconds:.1f} s" if seconds else ""
+        over, over_for = f"{share:.2%}", f"{seconds:.1f} s"
     faster = "" if baseline is None else f"{baseline.time_s / row.time_s:.2f}×"
     spent = f"{row.power_w:.2f}", f"{row.energy_j:,.0f}", f"{row.samples:,.0f}"
     return f"{row.time_s:,.1f} s", faster, *spent, accuracy, over, over_for

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import sys
+from contextlib import redirect_stdout
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -32,11 +34,13 @@ from underwatt.run.truth import truth_of
 from underwatt.workload.choose import JOB_HELP, CommandRate, choose_workload
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from underwatt.converge.curve import ConvergenceCurve
     from underwatt.device.base import Device
     from underwatt.device.space import ModeSpace
     from underwatt.plan import SearchResult
-    from underwatt.records import Prediction, Profile, WorkloadCost, WorkloadInfo
+    from underwatt.records import ConvergenceRun, Prediction, Profile, WorkloadCost, WorkloadInfo
 
 app = typer.Typer()
 _log = Console(stderr=True)
@@ -75,7 +79,7 @@ class _Basis:
 @app.command("plan")
 def plan(
     job: list[str] = typer.Argument(None, metavar="[JOB]", help=f"With --measure: {JOB_HELP}.", show_default=False),
-    budget: str = typer.Option("", "--budget", help="Watts: 10W, 10W peak, or 10W mean over 60s."),
+    budget: str = typer.Option("", "--budget", help="Watts, one budget: 10W, 10W peak, or 10W mean over 60s."),
     energy: str = typer.Option("", "--energy", help="Energy for the whole training, such as 50Wh."),
     deadline: str = typer.Option("", "--deadline", help="Time for the whole training, such as 2h."),
     least_energy: bool = typer.Option(
@@ -116,7 +120,8 @@ def plan(
     if measure:
         if profile:
             raise InputError("--profile names what was measured, and --measure measures.", hint="Give one of the two.")
-        basis = _search(question, path, job or [], device, CommandRate(lr, lr_batch_size))
+        with redirect_stdout(sys.stderr):  # what a job prints is not our answer
+            basis = _search(question, path, job or [], device, CommandRate(lr, lr_batch_size))
     else:
         if job or device:
             raise InputError("A job or a device is named only to be measured.", hint="Add --measure.")
@@ -163,6 +168,7 @@ def _look_up(question: _Question, path: Path, profile: int) -> _Basis:
         curve = _curve(kept, measured, question)
     space = offered_modes(measured)
     sizes = question.batch_sizes or tuple(sorted({m.setting.batch_size for m in measured.usable()}))
+    _warn_of_extremes(sizes, [m.setting.batch_size for m in measured.usable()], "measured")
     problem = _problem(question, space, sizes, curve, measured)
     return _Basis(problem, measured, references, curve is None, profiled_device(measured))
 
@@ -188,6 +194,8 @@ def _search(question: _Question, path: Path, job: list[str], address: str, rate:
 def _problem(
     question: _Question, space: ModeSpace, sizes: tuple[int, ...], curve: ConvergenceCurve | None, measured: Profile
 ) -> Problem:
+    if curve is not None:
+        _warn_of_extremes(sizes, [seen.batch_size for seen in curve.observed], "trained to the target")
     candidates = SettingArray.product(tuple(knob.name for knob in space.knobs), space.matrix(), sizes)
     candidates = candidates.take(np.flatnonzero(fits_memory(candidates, measured.measurements)))
     return Problem.of(candidates, question.budget, curve, question.goal)
@@ -204,6 +212,11 @@ def _powertrain(problem: Problem, basis: _Basis) -> Prediction | None:
 
 
 def _budget(budget: str, energy: str, deadline: str) -> Budget:
+    if "=" in budget:
+        raise InputError(
+            f"--budget {budget} is a schedule, and a plan is for one budget.",
+            hint="Plan for one of its budgets, such as --budget 15W; `underwatt run` follows schedules.",
+        )
     wanted = {"--budget": (budget, "power_w"), "--energy": (energy, "energy_j"), "--deadline": (deadline, "deadline_s")}
     for option, (text, bound) in wanted.items():
         if text and getattr(parse_budget(text), bound) is None:
@@ -230,7 +243,7 @@ def stored_curve(
     if wanted_id and not runs:
         raise InputError(f"There are no convergence runs {wanted_id!r}.", hint="`underwatt store ls` lists them.")
     if target is not None and target not in targets_of(runs):
-        raise InputError(f"No run was made for target {target:g}.", hint=f"There are: {targets_of(runs)}.")
+        raise InputError(f"No run was made for target {target:g}.", hint=_targets_hint(runs))
     aim = target if target is not None or not runs else runs[-1].target
     if not any(run.reached and run.target == aim for run in runs):
         why = f"No training reached the target {aim:g}" if runs else "No convergence runs of this workload are stored"
@@ -241,6 +254,24 @@ def stored_curve(
         return None
     _log.print(f"[dim]Samples to target {aim:g}, from {sum(run.target == aim for run in runs)} trainings.[/]")
     return fit_convergence(runs, aim)
+
+
+def _targets_hint(runs: Sequence[ConvergenceRun]) -> str:
+    named = ", ".join(f"{target:g}" for target in targets_of(runs))
+    return f"There are: {named}." if named else "`underwatt converge JOB` makes runs."
+
+
+def _warn_of_extremes(sizes: Sequence[int], known: Sequence[int], what: str) -> None:
+    """Say where batch sizes to choose from lie beyond those that anything is known of."""
+    if not known:
+        return
+    beyond = [size for size in sizes if not min(known) <= size <= max(known)]
+    if beyond:
+        _log.print(
+            f"[yellow]Batch size {', '.join(map(str, beyond))} lies beyond what was {what} "
+            f"({min(known)} to {max(known)}): what is said of it is a guess.[/]",
+            soft_wrap=True,
+        )
 
 
 def _refuse_totals(question: _Question) -> None:

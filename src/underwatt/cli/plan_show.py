@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from underwatt.cli.format import KNOB_HEADINGS, duration, plain_table
-from underwatt.plan.compare import as_alternative, cannot_keep, joined
+from underwatt.plan.compare import as_alternative, cannot_keep, joined, too_few_for_published
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -43,13 +43,17 @@ def show_plan(title: str, plan: Plan, others: Sequence[Alternative], *, risk: fl
     neighbours = [as_alternative(name, expected, plan.budget, risk) for name, expected in near if expected is not None]
     rows = joined([*neighbours, *others])
     _out.print(_table(plan, rows, per_sample=per_sample))
-    if lacking := cannot_keep(others):
+    for lacking in filter(None, (cannot_keep(others), too_few_for_published(others))):
         _out.print(lacking, soft_wrap=True)
     _out.print("[dim]* measured, the others predicted. Vendor's and maximum mode: with the middle batch size.[/]")
     if any(row.fits == "risky" for row in rows):
         _out.print("[dim]over? may exceed the budget: what is expected keeps it, the end of its interval does not.[/]")
     if any(other.known == "truth" for other in others):
-        _out.print("[dim]The oracle knows what only a simulation or a recorded table can tell; nothing else does.[/]")
+        _out.print(
+            "[dim]The oracle knows what only a simulation or a recorded table can tell; nothing else does. It is "
+            "judged by that truth, all else by what was measured: a lucky reading may look faster.[/]",
+            soft_wrap=True,
+        )
     if not best.measured:
         _out.print("[dim]The choice was predicted, not measured: profile it before you rely on the budget.[/]")
 

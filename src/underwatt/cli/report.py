@@ -51,7 +51,7 @@ def report(
     run: Path | None = typer.Option(
         None, "--run", help="Folder of a run; the newest under runs/ by default.", show_default=False
     ),
-    target: float | None = typer.Option(None, help="Which target of the convergence runs; the newest by default."),
+    target: float | None = typer.Option(None, help="Which target of the convergence runs; the run's, or the newest."),
     reference: list[str] = typer.Option([], "--reference", "-r", help=REFERENCE_HELP),
     store: Path | None = typer.Option(None, "--store", help=STORE_HELP, show_default=False),
     as_json: bool = typer.Option(False, "--json", help="Print the figures as data, for programs; writes no file."),
@@ -75,7 +75,7 @@ def report(
         _candidates(measured, record),
         made_at=datetime.now().astimezone().strftime("%d %B %Y, %H:%M").lstrip("0"),
         convergence=runs,
-        target=target if target is not None or record is None else _target(runs, record),
+        target=target if target is not None or record is None else record.start["target"],
         budget=wanted or (None if record is None else budget_of(record)),
         record=record,
         references=references,
@@ -125,12 +125,6 @@ def _measured(kept: Store, number: int, record: RunRecord | None, *, asked: bool
 def _trainings(kept: Store, measured: Profile) -> tuple[ConvergenceRun, ...]:
     found = next((runs for workload, runs in kept.convergence() if workload.id == measured.workload.id), ())
     return newest_rates(found)
-
-
-def _target(runs: tuple[ConvergenceRun, ...], record: RunRecord) -> float | None:
-    """The run's own target, where trainings were made for it."""
-    aim = record.start["target"]
-    return aim if any(training.target == aim for training in runs) else None
 
 
 def _candidates(measured: Profile, record: RunRecord | None) -> SettingArray | None:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import math
 import re
+import sys
 import time
-from dataclasses import dataclass
+from contextlib import redirect_stdout
+from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,11 +18,12 @@ from rich.console import Console
 from rich.markup import escape
 
 from underwatt.cli.devices import DEVICE_HELP
-from underwatt.cli.format import duration
 from underwatt.cli.plan import stored_curve
 from underwatt.cli.predict import REFERENCE_HELP, load_references
 from underwatt.cli.profile import STORE_HELP, parse_batch_sizes
 from underwatt.cli.run_show import Display
+from underwatt.converge.curve import targets_of
+from underwatt.converge.runs import newest_rates
 from underwatt.device.registry import open_device
 from underwatt.errors import InputError
 from underwatt.plan.budget import Budget, parse_budget
@@ -29,11 +32,14 @@ from underwatt.profile.store import Store, default_store_path
 from underwatt.records import to_json
 from underwatt.run.command import run_command
 from underwatt.run.live import LiveBudget
+from underwatt.run.log import read_log
 from underwatt.run.whole import LOG_NAME, Run, run_job
 from underwatt.workload.choose import JOB_HELP, CommandRate, choose_workload
 
 if TYPE_CHECKING:
+    from underwatt.converge.curve import ConvergenceCurve
     from underwatt.device.base import Device
+    from underwatt.records import WorkloadInfo
     from underwatt.run.train import Trained
 
 app = typer.Typer()
@@ -61,7 +67,7 @@ def run(
     resume: bool = typer.Option(False, "--resume", help="Go on with the run in --out, or the job's newest one."),
     evaluate_every: int = typer.Option(0, min=0, help="Test the model every so many samples; as in converge if 0."),
     limit: float = typer.Option(0, min=0, help="Give up after so many samples; never if 0."),
-    target: float | None = typer.Option(None, help="Which target of the convergence runs; the newest by default."),
+    target: float | None = typer.Option(None, help="The score to train to; the job's own by default."),
     reference: list[str] = typer.Option([], "--reference", "-r", help=REFERENCE_HELP),
     lr: float | None = typer.Option(None, help="For a command: what {lr} stands for ..."),
     lr_batch_size: int | None = typer.Option(
@@ -87,7 +93,9 @@ def run(
                 tuple(reference),
                 not no_modes,
             )
-            _say_end(_run_job(job[0], here, live, kept, display, wanted), as_json)
+            with redirect_stdout(sys.stderr):  # what a job prints is not our answer
+                trained, folder = _run_job(job[0], here, live, kept, display, wanted)
+            _say_end(folder, to_json(trained), as_json)
             return
         if resume:
             raise InputError("A command cannot be resumed from here.", hint="It must keep its own checkpoints.")
@@ -119,7 +127,7 @@ def run(
                 watch=display.watch,
             )
             steps = run_command(wanted_run, workload)
-    typer.echo(json.dumps({"steps": steps, "folder": str(folder)}) if as_json else f"{steps} steps; log in {folder}")
+    _say_end(folder, {"steps": steps, "folder": str(folder)}, as_json)
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +144,9 @@ class _Wanted:
     set_modes: bool
 
 
-def _run_job(spec: str, here: Device, live: LiveBudget, kept: Store, display: Display, wanted: _Wanted) -> Trained:
+def _run_job(
+    spec: str, here: Device, live: LiveBudget, kept: Store, display: Display, wanted: _Wanted
+) -> tuple[Trained, Path]:
     from underwatt.converge.train import usual_effort
     from underwatt.run import checkpoint
     from underwatt.run.train import Effort
@@ -144,6 +154,8 @@ def _run_job(spec: str, here: Device, live: LiveBudget, kept: Store, display: Di
     from underwatt.workload.load import load_job
 
     loaded = load_job(spec)
+    if wanted.target is not None:
+        loaded = replace(loaded, target=wanted.target)
     info = job_info(loaded)
     folder = wanted.folder or (_newest_folder(info.name) if wanted.resume else _new_folder(info.name))
     if not wanted.resume:
@@ -156,7 +168,7 @@ def _run_job(spec: str, here: Device, live: LiveBudget, kept: Store, display: Di
         folder,
         kept,
         wanted.batch_sizes or tuple(loaded.batch_sizes),
-        convergence=stored_curve(kept, info, target=wanted.target),
+        convergence=_curve(kept, info, loaded.target),
         references=load_references(kept, list(wanted.references), profile),
         set_modes=wanted.set_modes,
         listener=display.listen,
@@ -170,12 +182,23 @@ def _run_job(spec: str, here: Device, live: LiveBudget, kept: Store, display: Di
     )
     with display:
         try:
-            return run_job(run, loaded, Effort(every, wanted.limit_samples), resume=wanted.resume)
+            return run_job(run, loaded, Effort(every, wanted.limit_samples), resume=wanted.resume), folder
         except (KeyboardInterrupt, SystemExit):
             if checkpoint.exists(folder):
                 hint = f"Stopped; the device is as it was. Go on with: underwatt run … --out {folder} --resume"
                 display.say(escape(hint))
             raise
+
+
+def _curve(kept: Store, info: WorkloadInfo, target: float) -> ConvergenceCurve | None:
+    """Samples to this target; runs that were made for another one say nothing of it."""
+    runs = newest_rates(next((runs for found, runs in kept.convergence() if found.id == info.id), ()))
+    made_for = targets_of(runs)
+    if made_for and target not in made_for:
+        text = f"The convergence runs are for {', '.join(f'{one:g}' for one in made_for)}, the job wants {target:g}"
+        _log.print(f"[yellow]{text}: going by samples a second.[/] Run `underwatt converge`.", soft_wrap=True)
+        return None
+    return stored_curve(kept, info, target=target if made_for else None)
 
 
 def _refuse(why: str, options: dict[str, object]) -> None:
@@ -227,13 +250,13 @@ def _refuse_to_mix(folder: Path) -> None:
         raise InputError(f"There is a run in {folder} already.", hint="Add --resume, or name another folder.")
 
 
-def _say_end(trained: Trained, as_json: bool) -> None:
+def _say_end(folder: Path, answer: object, as_json: bool) -> None:
+    """How it went, in the words and with the figures of the report."""
     if as_json:
-        typer.echo(json.dumps(to_json(trained)))
+        typer.echo(json.dumps(answer))
         return
-    score = "" if trained.score is None else f", score {trained.score:.4g}"
-    _out.print(
-        f"[bold]{trained.outcome}[/]{score} after {trained.samples:,} samples, {duration(trained.elapsed_s)}, "
-        f"{trained.energy_j / 3600:.4g} Wh, {trained.energy_j / max(trained.elapsed_s, 1e-9):.2f} W on average",
-        soft_wrap=True,
-    )
+    from underwatt.report.running import happened
+
+    record = read_log(folder / LOG_NAME)
+    back = " The device is as it was." if record.end is not None and record.end["restored"] else ""
+    _out.print(f"{escape(happened(record))}{back} [dim]Folder: {escape(str(folder))}[/]", soft_wrap=True)

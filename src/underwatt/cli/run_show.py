@@ -13,6 +13,7 @@ from rich.text import Text
 
 from underwatt.cli.format import duration
 from underwatt.cli.profile import measured_line
+from underwatt.report.words import allowed
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
@@ -54,9 +55,11 @@ class Display:
             text = f"{escape(str(fields['setting']))} [dim]{escape(fields['why'])}[/]"
             self.say(f"[{COLOURS[fields['state']]}]{fields['state']}[/] {text}")
         elif kind == "budget" and fields["why"] != "start":
-            self.say(f"[bold]budget {_watts(fields['power_w'])}[/] [dim]{fields['why']}[/]")
+            self.say(f"[bold]budget {allowed(fields)}[/] [dim]{fields['why']}[/]")
+        elif kind == "note" and fields["level"] == "warning":
+            self.say(f"[bold yellow]Warning: {escape(fields['text'])}[/]")
         elif kind == "note":
-            self.say(f"[{'yellow' if fields['level'] == 'warning' else 'dim'}]{escape(fields['text'])}[/]")
+            self.say(f"[dim]{escape(fields['text'])}[/]")
         elif kind == "score":
             self._score = fields["value"], fields["target"]
 
@@ -88,7 +91,7 @@ class Display:
                 f"{power_w:.2f} W" if math.isfinite(power_w) else "? W",
                 "bold red" if power_w > 1.02 * budget_w else "bold",
             ),
-            f" of {_watts(budget_w)}" if math.isfinite(budget_w) else "",
+            f" of {budget_w:g} W" if math.isfinite(budget_w) else "",
             f"  batch {pilot.batch_size}  {pilot.samples:,} samples  ",
             f"{pilot.energy_j / 3600:.3g} Wh  {duration(pilot.elapsed_s)}",
         )
@@ -98,10 +101,6 @@ class Display:
         if math.isfinite(left_s):
             line.append(f"  about {duration(left_s)} left", "dim")
         return line
-
-
-def _watts(power_w: float | None) -> str:
-    return "without bounds" if power_w is None or math.isinf(power_w) else f"{power_w:g} W"
 
 
 def _whoever_looks() -> AbstractContextManager[None]:

@@ -100,19 +100,23 @@ def export(
     with_convergence: bool = typer.Option(
         False, "--with-convergence", help="A profile and its workload's convergence runs in one file (JSON)."
     ),
+    force: bool = typer.Option(False, "--force", help="Write over a file that is there."),
     store: Path | None = _STORE,
 ) -> None:
     """Write a profile or convergence runs (CSV), both, or a plan (JSON), for `import` on another machine."""
     with Store(store or default_store_path(), create=False) as kept:
-        write = _writer(kept, what, with_convergence=with_convergence)
+        said, write = _writer(kept, what, with_convergence=with_convergence)
     if file is None:
         write(sys.stdout)
         return
     try:
-        with file.open("w", newline="", encoding="utf-8") as out:
+        with file.open("w" if force else "x", newline="", encoding="utf-8") as out:
             write(out)
+    except FileExistsError as exc:
+        raise InputError(f"{file} is there already.", hint="Name another file, or add --force.") from exc
     except OSError as exc:
         raise InputError(f"{file} cannot be written: {exc.strerror}.") from exc
+    _out.print(f"{escape(said)} written to {escape(str(file))}.", soft_wrap=True)
 
 
 @_store_app.command("import")
@@ -140,28 +144,32 @@ def import_file(
         _out.print(_plan_line(number, record) + ("" if is_new else ", known already"), soft_wrap=True)
 
 
-def _writer(store: Store, what: str, *, with_convergence: bool) -> Callable[[TextIO], None]:
-    """How to write what was named."""
+def _writer(store: Store, what: str, *, with_convergence: bool) -> tuple[str, Callable[[TextIO], None]]:
+    """What was named, in words, and how to write it."""
     runs = {workload.id: (workload, items) for workload, items in store.convergence()}
     if what.isdecimal():
         profile = store.profile(int(what))
+        whose = f"{profile.workload.name} on {profile.device.name}"
+        said = f"Profile {what} ({whose}, {len(profile.measurements)} measurements)"
         if not with_convergence:
-            return partial(write_profile, profile)
+            return said, partial(write_profile, profile)
         if profile.workload.id not in runs:
             raise InputError(
                 f"There are no convergence runs of {profile.workload.name}.",
                 hint="`underwatt converge JOB` makes some.",
             )
-        return partial(write_profile_with_convergence, profile, runs[profile.workload.id][1])
+        found = runs[profile.workload.id][1]
+        return f"{said} and {len(found)} runs", partial(write_profile_with_convergence, profile, found)
     if with_convergence:
         raise InputError("Only a profile is exported with its convergence runs.", hint="Name it by its number.")
     kind, _, number = what.partition(":")
     if kind == "plan" and number.isdecimal():
         text = json.dumps(dict(store.plan(int(number)).record), indent=2) + "\n"
-        return lambda file: print(text, end="", file=file)
+        return f"Plan {number}", lambda file: print(text, end="", file=file)
     if what not in runs:
         raise InputError(f"There are no convergence runs {what!r}.", hint="`underwatt store ls` lists them.")
-    return partial(write_convergence, *runs[what])
+    workload, items = runs[what]
+    return f"{len(items)} convergence runs of {workload.name}", partial(write_convergence, workload, items)
 
 
 def _plan_line(number: int, record: Mapping[str, Any]) -> str:

@@ -39,14 +39,6 @@ _LEAST_VARIANCE = 1e-6
 
 
 @dataclass(frozen=True, slots=True)
-class NoiseScalePrior:
-    """What is known of B_noise from elsewhere, such as the gradient noise scale: mean and spread of its log."""
-
-    log_mean: float
-    log_std: float
-
-
-@dataclass(frozen=True, slots=True)
 class Observed:
     """What the runs at one batch size say together."""
 
@@ -104,7 +96,6 @@ def fit_convergence(
     target: float | None = None,
     *,
     resolution_samples: float = 0.0,
-    noise_scale: NoiseScalePrior | None = None,
 ) -> ConvergenceCurve:
     """The curve through the runs of one target (the only one, or the one named).
 
@@ -118,7 +109,7 @@ def fit_convergence(
             f"No run reached the target {chosen[0].target:g}, so nothing can be said about batch sizes.",
             hint="Choose an easier target, or let runs take more samples.",
         )
-    constants, log_prior = _grid(noise_scale)
+    constants, log_prior = _grid()
     at, values, variances = _points(observed)
     log_likelihood = np.empty(len(constants))
     failed_at, most = _failures(chosen)
@@ -213,17 +204,14 @@ def _hopeless(observed: tuple[Observed, ...], asked: Floats) -> NDArray[np.bool_
     return (asked >= above) | (asked <= below) | np.isin(asked, failed)
 
 
-def _grid(noise_scale: NoiseScalePrior | None) -> tuple[Floats, Floats]:
-    centre, spread = _NOISE_CENTRE, _NOISE_SPREAD
-    if noise_scale is not None:
-        centre, spread = noise_scale.log_mean / math.log(2), noise_scale.log_std / math.log(2)
+def _grid() -> tuple[Floats, Floats]:
     noise_powers, small_powers, deviations = (
         (np.array(list(table)), np.log(np.array(list(table.values()))))
         for table in (_NOISE_POWERS, _SMALL_POWERS, _DEVIATIONS)
     )
     axes = [_LOG2_NOISE, _LOG2_SMALL, noise_powers[0], small_powers[0], deviations[0]]
     priors = [
-        -0.5 * ((_LOG2_NOISE - centre) / spread) ** 2,
+        -0.5 * ((_LOG2_NOISE - _NOISE_CENTRE) / _NOISE_SPREAD) ** 2,
         -0.5 * ((_LOG2_SMALL - _SMALL_CENTRE) / _SMALL_SPREAD) ** 2,
         noise_powers[1],
         small_powers[1],

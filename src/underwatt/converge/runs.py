@@ -50,18 +50,19 @@ def runs_to_make(
     target: float,
     lr_at: Callable[[int], float],
     *,
-    repeat_unreached: bool = False,
+    may_take_samples: float = math.inf,
 ) -> tuple[RunSpec, ...]:
     """The runs not made yet: one seed after the other, each from the middle batch size outwards.
 
     The middle is where the fewest samples are needed: with it known first, hopeless runs at the ends are short. A run
-    counts as made if batch size, seed, target and learning rate are the same.
+    counts as made if batch size, seed, target and learning rate are the same, unless it was given up before it took
+    ``may_take_samples``, which runs may take now.
     """
     made = {
         (run.batch_size, run.seed)
         for run in done
         if run.target == target
-        and (run.reached or not repeat_unreached)
+        and not run.given_up_samples < may_take_samples
         and math.isclose(run.learning_rate, lr_at(run.batch_size), rel_tol=1e-6)
     }
     sizes = sorted(set(batch_sizes))
@@ -98,12 +99,24 @@ def time_left_s(
 def newest_rates(runs: Iterable[ConvergenceRun]) -> tuple[ConvergenceRun, ...]:
     """The runs at each batch size that share the learning rate of the newest one there; ``runs`` are oldest first.
 
-    A job whose learning rate was changed keeps its older runs in the store; they say nothing about it now.
+    A job whose learning rate was changed keeps its older runs in the store; they say nothing about it now. Nor does a
+    run that was given up and then made again with more samples.
     """
-    listed = list(runs)
+    listed = _last_makings(runs)
     newest = {(run.batch_size, run.target): run.learning_rate for run in listed}
 
     def same(one: float, other: float) -> bool:
         return math.isclose(one, other, rel_tol=1e-6) or (math.isnan(one) and math.isnan(other))
 
     return tuple(run for run in listed if same(run.learning_rate, newest[run.batch_size, run.target]))
+
+
+def _last_makings(runs: Iterable[ConvergenceRun]) -> list[ConvergenceRun]:
+    """Each run as it was last made; those whose rate nobody recorded, such as imported ones, are never the same."""
+    last: dict[tuple[float, ...], ConvergenceRun] = {}
+    for at, run in enumerate(runs):
+        known = not math.isnan(run.learning_rate)
+        key = (run.batch_size, run.seed, run.target, run.learning_rate) if known else (at,)
+        last.pop(key, None)  # so that it stands where the newest stands
+        last[key] = run
+    return list(last.values())

@@ -14,7 +14,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from underwatt.converge.pool import Failed, Finished, HerePool, Pool, ProcessPool, Scored
-from underwatt.converge.runs import HOPELESS_FACTOR, RunSpec, hopeless_samples, runs_to_make, time_left_s
+from underwatt.converge.runs import (
+    HOPELESS_FACTOR,
+    RunSpec,
+    hopeless_samples,
+    newest_rates,
+    runs_to_make,
+    time_left_s,
+)
 from underwatt.errors import InputError
 
 if TYPE_CHECKING:
@@ -35,7 +42,6 @@ class StudySettings:
     effort: Effort
     workers: int | None = None
     hopeless_factor: float = HOPELESS_FACTOR
-    repeat_unreached: bool = False
 
     def __post_init__(self) -> None:
         if self.workers is not None and self.workers < 1:
@@ -77,14 +83,15 @@ def study(
     on_run: Callable[[ConvergenceRun], None] | None = None,
     on_progress: Callable[[StudyProgress], None] | None = None,
 ) -> StudyResult:
-    """Make the runs that are not among ``done``; ``address`` is where worker processes find the same job.
+    """Make the runs that are not among ``done``, or were given up there before they took as many samples as now.
 
+    ``address`` is where worker processes find the same job; ``done`` are oldest first, any learning rate.
     ``on_run`` is called in this thread for each finished run, so that it can be stored at once. A run that fails is
     reported in the result and does not stop the others. Ctrl-C ends the workers and is raised on.
     """
-    specs = runs_to_make(
-        settings.batch_sizes, settings.seeds, done, job.target, job.lr_at, repeat_unreached=settings.repeat_unreached
-    )
+    done = newest_rates(done)
+    enough = min(settings.effort.limit_samples, hopeless_samples(done, job.target, settings.hopeless_factor))
+    specs = runs_to_make(settings.batch_sizes, settings.seeds, done, job.target, job.lr_at, may_take_samples=enough)
     keeper = _Keeper(specs, on_run, on_progress)
     if not specs:
         return keeper.result()

@@ -117,7 +117,8 @@ def _train(
                 ended = "hopeless"
     finally:
         training.close()
-    run = ConvergenceRun(batch_size, job.target, samples_to_target, seed, job.lr_at(batch_size))
+    given_up = float(training.samples) if ended in ("limit", "hopeless") else math.nan
+    run = ConvergenceRun(batch_size, job.target, samples_to_target, seed, job.lr_at(batch_size), given_up)
     return Outcome(run, ended, training.samples, tuple(scores))
 
 

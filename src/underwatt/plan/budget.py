@@ -21,10 +21,12 @@ _BOUNDS = {
     for name, factors in (("power_w", _POWER), ("energy_j", _ENERGY), ("deadline_s", _TIME))
     for unit, factor in factors.items()
 }
+_SPELLED = {"watt": "W", "watts": "W"}
 # Case matters only where milli and mega would be mixed up: 10w is 10 W, but 10mj is nothing.
 _ANY_CASE = {unit.lower(): bound for unit, bound in _BOUNDS.items() if unit not in ("mW", "MJ")}
 _UNITS = f"{', '.join(_POWER)} for power, {', '.join(_ENERGY)} for energy, {', '.join(_TIME)} for a deadline"
-_QUANTITY = re.compile(r"([+-]?(?:\d+(?:\.\d*)?|\.\d+)(?:e[+-]?\d+)?)\s*([a-zµ]+)", re.IGNORECASE)
+_NUMBER = re.compile(r"([+-]?(?:\d+(?:\.\d*)?|\.\d+)(?:e[+-]?\d+)?)", re.IGNORECASE)
+_QUANTITY = re.compile(rf"{_NUMBER.pattern}\s*([a-zµ]+)", re.IGNORECASE)
 _MEANING = re.compile(r"(peak|mean)(?:\s+over\s+(.+))?", re.IGNORECASE)
 
 
@@ -81,10 +83,17 @@ class Budget:
             window = "" if self.window_s is None else f" over {self.window_s:g} s"
             parts.append(f"{self.power_w:g} W {self.watts.value}{window}")
         if self.energy_j is not None:
-            parts.append(f"{self.energy_j / 3600:.4g} Wh")
+            parts.append(_said(self.energy_j, ("J", "Wh", "kWh"), _ENERGY))
         if self.deadline_s is not None:
-            parts.append(f"{self.deadline_s / 3600:.4g} h")
+            parts.append(_said(self.deadline_s, ("s", "min", "h"), _TIME))
         return ", ".join(parts)
+
+
+def _said(value: float, units: tuple[str, ...], factors: dict[str, float]) -> str:
+    """A value in the largest of the units in which it is at least 1."""
+    fitting = [unit for unit in units if value >= factors[unit] * (1 - 1e-9)]
+    unit = fitting[-1] if fitting else units[0]
+    return f"{value / factors[unit]:.4g} {unit}"
 
 
 def parse_budget(*texts: str) -> Budget:
@@ -114,9 +123,13 @@ _SAID = {"power_w": "power", "energy_j": "energy", "deadline_s": "time"}
 def parse_quantity(text: str) -> tuple[str, float, str]:
     """Which bound a text gives, its value, and what follows: ``10W peak`` is ``("power_w", 10.0, "peak")``."""
     match = _QUANTITY.match(text.strip())
+    if match is None and _NUMBER.fullmatch(text.strip()):
+        raise InputError(
+            f"{text!r} is no budget: it has no unit.", hint=f"Did you mean {text.strip()}W? Units: {_UNITS}."
+        )
     if match is None:
         raise InputError(f"{text!r} is no budget.", hint=f"Give a number with a unit: {_UNITS}.")
-    number, unit = float(match[1]), match[2]
+    number, unit = float(match[1]), _SPELLED.get(match[2].lower(), match[2])
     bound = _BOUNDS.get(unit) or _ANY_CASE.get(unit.lower())
     if bound is None:
         raise InputError(f"The unit {unit!r} in the budget {text!r} is unknown.", hint=f"Use {_UNITS}.")

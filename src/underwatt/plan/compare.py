@@ -45,6 +45,7 @@ Known = Literal["measured", "predicted", "truth"]
 
 # The rules that lower one clock, in the order of the comparison; the first is the paper's baseline.
 LARGEST, MIDDLE = "largest batch, highest clock", "middle batch, highest clock"
+PUBLISHED = "published method, settings measured so far"
 JOINT = "; "  # between the names of rules that choose the same
 # A table of one setting leaves the published method nothing to choose.
 FEWEST_TO_CHOOSE = 2
@@ -101,7 +102,7 @@ def compare(
         (MIDDLE, default_batch(table, watts)),
         ("maximum mode", maximum_mode(table) if len(judge.rows) else None),
         ("most samples/s", fastest_throughput(table, watts)),
-        ("published method, settings measured so far", _published(judge, measurements)),
+        (PUBLISHED, _published(judge, measurements)),
     ]
     if stock_modes and (best := stock_mode(table, watts, stock_modes)) is not None:
         named.insert(2, (f"vendor's {best[0]}", best[1]))
@@ -120,6 +121,13 @@ def cannot_keep(others: Sequence[Alternative]) -> str:
     if not lacking:
         return ""
     return f"No setting for {' and for '.join(lacking)}: with all else at its highest, no clock keeps the budget."
+
+
+def too_few_for_published(others: Sequence[Alternative]) -> str:
+    """Why there is no row for the published method, in one sentence; empty where there is one."""
+    if any(other.name == PUBLISHED for other in others):
+        return ""
+    return "No row for the published method: it chooses among measured settings, and fewer than two of them fit."
 
 
 def joined(others: Sequence[Alternative]) -> tuple[Alternative, ...]:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 READING_STD = 0.005
 LEAST_STD = 1e-4
 # Whether a measured setting keeps the watts is no matter of chance: its interval is in what it is taken to draw.
-MEASURED_STD = 1e-9
+MEASURED_STD = 1e-10
 
 
 def outlook_as_known(
@@ -49,6 +49,21 @@ def outlook_as_known(
     for rows, drawn_w in highest_w:
         log_drawn_w[rows], drawn_std[rows] = math.log(drawn_w), MEASURED_STD
     return replace(outlook, log_drawn_w=log_drawn_w, drawn_std=drawn_std).with_pauses(problem), measured
+
+
+def without_repeats(measurements: Sequence[Measurement]) -> tuple[Measurement, ...]:
+    """One measurement a setting, in the order of the first: usable repeats become their mean."""
+    return tuple(
+        same[0]
+        if len(same) == 1
+        else replace(
+            same[0],
+            step_s=sum(m.step_s for m in same) / len(same),
+            power_w=sum(m.power_w for m in same) / len(same),
+            peak_w=max(m.peak_w for m in same),
+        )
+        for same in _repeats(measurements).values()
+    )
 
 
 def _repeats(measurements: Sequence[Measurement]) -> dict[Setting, list[Measurement]]:

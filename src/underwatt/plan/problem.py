@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
 
 PAUSED_STD = 1e-6  # of log watts that pauses keep at the budget
+# What meets a bound exactly keeps it: far below what any sensor tells, far above how logs round and MEASURED_STD.
+BOUND_SLACK = 1e-9
 
 
 class Goal(str, Enum):
@@ -59,6 +61,7 @@ class Problem:
     budget: Budget
     goal: Goal = Goal.SOONEST
     idle_w: float | None = None
+    to_target: bool = True  # False where nothing is known of convergence, and the problem is to train one sample
 
     @classmethod
     def of(
@@ -84,7 +87,8 @@ class Problem:
                 hint="Offer other batch sizes, or choose an easier target.",
             )
         back = back.ravel()
-        return cls(candidates, np.asarray(mean)[back], np.asarray(std)[back], budget, goal, idle_w)
+        samples, spread = np.asarray(mean)[back], np.asarray(std)[back]
+        return cls(candidates, samples, spread, budget, goal, idle_w, to_target=convergence is not None)
 
     def __len__(self) -> int:
         return len(self.candidates)
@@ -109,6 +113,18 @@ class Problem:
         """Log of the expected steps to the target; inf where it is never reached."""
         # The mean of a log-normal: the risk of needing many more samples counts.
         return np.asarray(self.log_samples + self.log_samples_std**2 / 2 - np.log(self.candidates.batch_size))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Bound:
+    """One bound of a budget, and what each candidate is expected to make of it, in logs."""
+
+    name: str
+    unit: str
+    most: float
+    log_expected: Floats
+    log_median: Floats
+    std: Floats
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -181,6 +197,16 @@ class Outlook:
         return np.asarray(np.hypot(self.step_std, self.samples_std))
 
     @property
+    def log_median_time_s(self) -> Floats:
+        """Time to target that is as likely missed as met: below ``log_time_s``, which is of the mean."""
+        return np.asarray(self.log_time_s - self.samples_std**2 / 2)
+
+    @property
+    def log_median_energy_j(self) -> Floats:
+        """Energy to target that is as likely missed as met."""
+        return np.asarray(self.log_median_time_s + self.log_power_w)
+
+    @property
     def energy_std(self) -> Floats:
         """Of log energy to target."""
         return np.asarray(np.hypot(self.time_std, self.power_std))
@@ -194,24 +220,27 @@ class Outlook:
     def chance_to_fit(self, budget: Budget) -> Floats:
         """How likely each candidate keeps every bound of the budget; zero where the target is never reached."""
         chance = np.where(np.isfinite(self.log_time_s), 1.0, 0.0)
-        for bound, value, std in self._bounds(budget):
-            chance = chance * normal_cdf((math.log(bound) - value) / std)
+        for bound in self.bounds(budget):
+            chance = chance * normal_cdf((math.log(bound.most) + BOUND_SLACK - bound.log_median) / bound.std)
         return np.asarray(chance)
 
     def keeps(self, budget: Budget) -> NDArray[np.bool_]:
         """Which candidates keep every bound of the budget if all goes as expected."""
         kept = np.isfinite(self.log_time_s)
-        for bound, value, _ in self._bounds(budget):
-            kept = kept & (np.exp(value) <= bound * (1 + 1e-12))  # the log of a bound may round either way
+        for bound in self.bounds(budget):
+            # The log of a bound may round either way.
+            kept = kept & (np.exp(bound.log_expected) <= bound.most * (1 + 1e-12))
         return np.asarray(kept)
 
-    def _bounds(self, budget: Budget) -> list[tuple[float, Floats, Floats]]:
-        bounds = (
-            (budget.power_w, self.log_drawn_w, self.drawn_std),
-            (budget.deadline_s, self.log_time_s, self.time_std),
-            (budget.energy_j, self.log_energy_j, self.energy_std),
+    def bounds(self, budget: Budget) -> tuple[Bound, ...]:
+        """The bounds of a budget, each with what the candidates make of it."""
+        watts, time, energy = self.log_drawn_w, self.log_time_s, self.log_energy_j
+        every = (
+            ("power", "W", budget.power_w, watts, watts, self.drawn_std),
+            ("deadline", "s", budget.deadline_s, time, self.log_median_time_s, self.time_std),
+            ("energy", "J", budget.energy_j, energy, self.log_median_energy_j, self.energy_std),
         )
-        return [(bound, value, std) for bound, value, std in bounds if bound is not None]
+        return tuple(Bound(name, unit, most, *rest) for name, unit, most, *rest in every if most is not None)
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ import numpy as np
 from underwatt.errors import BudgetError, InputError
 from underwatt.plan.known import outlook_as_known
 from underwatt.plan.pareto import front
-from underwatt.plan.problem import Goal
+from underwatt.plan.problem import BOUND_SLACK, Goal
 from underwatt.predict.design import fits_memory
 
 if TYPE_CHECKING:
@@ -80,7 +80,7 @@ def choose_setting(
     table = _Table(problem, prediction, measurements)
     allowed = table.runs & (table.chance >= 1 - risk)
     if not np.any(allowed):
-        raise _infeasible(problem, table.outlook, table.runs, risk)
+        raise _infeasible(table, risk)
     return table.plan(allowed, f"at a risk of at most {100 * risk:g}%", risk)
 
 
@@ -105,7 +105,7 @@ class _Table:
     def __init__(self, problem: Problem, prediction: Prediction, measurements: Sequence[Measurement]) -> None:
         if len(prediction) != len(problem):
             raise InputError(f"{len(prediction)} predictions cannot describe {len(problem)} candidates.")
-        self._problem = problem
+        self.problem = problem
         self.outlook, self.measured = outlook_as_known(problem, prediction, measurements)
         self.runs = fits_memory(problem.candidates, measurements) & np.isfinite(self.outlook.log_time_s)
         if not np.any(self.runs):
@@ -114,7 +114,7 @@ class _Table:
 
     def plan(self, allowed: NDArray[np.bool_], how: str, risk: float) -> Plan:
         """The best of the allowed candidates, with its surroundings."""
-        problem, outlook = self._problem, self.outlook
+        problem, outlook = self.problem, self.outlook
         score, _ = outlook.log_score(problem.goal)
         row = int(np.argmin(np.where(allowed, score, np.inf)))
         describe = _Describer(problem, outlook, self.chance, self.measured)
@@ -137,27 +137,25 @@ class _Describer:
     def __init__(
         self, problem: Problem, outlook: Outlook, chance: NDArray[np.float64], measured: NDArray[np.bool_]
     ) -> None:
-        self._problem, self._outlook, self._chance, self._measured = problem, outlook, chance, measured
-        self._log_energy_j, self._time_std, self._energy_std = (
-            outlook.log_energy_j,
-            outlook.time_std,
-            outlook.energy_std,
-        )
+        self._problem, self._chance, self._measured = problem, chance, measured
+        self._time = outlook.log_time_s, outlook.log_median_time_s, outlook.time_std
+        self._power = outlook.log_power_w, outlook.log_power_w, outlook.power_std
+        self._energy = outlook.log_energy_j, outlook.log_median_energy_j, outlook.energy_std
 
     def __call__(self, row: int) -> Expectation:
         return Expectation(
             setting=self._problem.candidates[row],
-            time_s=_interval(self._outlook.log_time_s[row], self._time_std[row]),
-            power_w=_interval(self._outlook.log_power_w[row], self._outlook.power_std[row]),
-            energy_j=_interval(self._log_energy_j[row], self._energy_std[row]),
+            time_s=_interval(*(column[row] for column in self._time)),
+            power_w=_interval(*(column[row] for column in self._power)),
+            energy_j=_interval(*(column[row] for column in self._energy)),
             chance_over=float(1 - self._chance[row]),
             measured=bool(self._measured[row]),
         )
 
 
-def _interval(log_value: float, std: float) -> Interval:
+def _interval(log_expected: float, log_median: float, std: float) -> Interval:
     reach = quantile(0.5 + INTERVAL / 2) * std
-    return Interval(math.exp(log_value), math.exp(log_value - reach), math.exp(log_value + reach))
+    return Interval(math.exp(log_expected), math.exp(log_median - reach), math.exp(log_median + reach))
 
 
 def _describe_first(describe: _Describer, rows: NDArray[np.intp], where: NDArray[np.bool_]) -> Expectation | None:
@@ -165,25 +163,24 @@ def _describe_first(describe: _Describer, rows: NDArray[np.intp], where: NDArray
     return describe(int(matching[0])) if len(matching) else None
 
 
-def _infeasible(problem: Problem, outlook: Outlook, runs: NDArray[np.bool_], risk: float) -> BudgetError:
+def _infeasible(table: _Table, risk: float) -> BudgetError:
     """Which bound cannot be kept, and the smallest that could."""
-    budget, z = problem.budget, quantile(1 - risk)
-    keeps = runs
-    for name, bound, value, unit in (
-        ("power", budget.power_w, outlook.log_drawn_w + z * outlook.drawn_std, "W"),
-        ("deadline", budget.deadline_s, outlook.log_time_s + z * outlook.time_std, "s"),
-        ("energy", budget.energy_j, outlook.log_energy_j + z * outlook.energy_std, "J"),
-    ):
-        if bound is None:
-            continue
-        smallest = float(np.exp(value[keeps].min()))
-        if smallest > bound:
+    budget, z = table.problem.budget, quantile(1 - risk)
+    keeps = table.runs
+    for bound in table.outlook.bounds(budget):
+        value = bound.log_median + z * bound.std - BOUND_SLACK
+        row = int(np.argmin(np.where(keeps, value, np.inf)))
+        smallest = float(np.exp(value[row]))
+        keeps = keeps & (value <= math.log(bound.most))
+        if not np.any(keeps):
+            named = f"{_round_up(smallest)} {bound.unit}"
+            known = "measured" if table.measured[row] else "predicted, its uncertainty included"
             return BudgetError(
                 f"No setting keeps the budget of {budget} with {100 * (1 - risk):g}% certainty: "
-                f"the smallest feasible {name} is {_round_up(smallest)} {unit}.",
-                hint=f"Raise the {name} of the budget to {_round_up(smallest)} {unit}, or accept a higher risk.",
+                f"the smallest feasible {bound.name} is {named} ({known}).",
+                hint=f"Raise the {bound.name} of the budget to {named}, accept a higher risk, or measure "
+                "more settings: what was measured needs no margin.",
             )
-        keeps = keeps & (value <= math.log(bound))
     return BudgetError(
         f"No setting keeps all of {budget} together with {100 * (1 - risk):g}% certainty.",
         hint="Each bound can be kept by itself: raise one of them, or accept a higher risk.",
@@ -197,9 +194,12 @@ def _round_up(value: float) -> str:
 
 
 def _reason(problem: Problem, chosen: Expectation, allowed: int, how: str) -> str:
-    aim = "reaches the target soonest" if problem.goal is Goal.SOONEST else "reaches the target with the least energy"
+    if problem.goal is Goal.LEAST_ENERGY:
+        aim = "reaches the target with the least energy"
+    else:
+        aim = "reaches the target soonest" if problem.to_target else "trains the most samples a second"
     known = "it was measured" if chosen.measured else f"its own risk is {100 * chosen.chance_over:.1f}%"
-    among = f"of the {allowed} (of {len(problem)}) settings that keep {problem.budget} {how}"
+    among = f"of the {allowed:,} (of {len(problem):,}) settings that keep {problem.budget} {how}"
     return f"{chosen.setting} {aim} {among}; {known}."
 
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from underwatt import __version__
-from underwatt.converge.curve import fit_convergence
+from underwatt.converge.curve import fit_convergence, targets_of
 from underwatt.errors import UnderwattError
 from underwatt.report.checking import convergence_figure, parity_figure
 from underwatt.report.figures import Decision, Measurements, Missing, Report, Title
@@ -49,7 +49,7 @@ def build_report(
     curve = _curve(convergence, target, missing)
     planned = _planned(profile, candidates, budget, curve, record, references, stock_modes, missing)
     report = Report(
-        title=_title(profile, budget, made_at),
+        title=_title(profile, budget, None if record is None else record.start["target"], made_at),
         decision=None,
         happened="" if record is None else happened(record),
         front=None,
@@ -89,12 +89,13 @@ def build_report(
     return replace(report, missing=tuple(missing))
 
 
-def _title(profile: Profile, budget: Budget | None, made_at: str) -> Title:
+def _title(profile: Profile, budget: Budget | None, target: float | None, made_at: str) -> Title:
     return Title(
         workload=profile.workload.name,
         device=profile.device.name,
         simulated=profile.device.simulated,
         budget="" if budget is None else str(budget),
+        target=target,
         made_at=made_at,
         version=__version__,
     )
@@ -105,6 +106,12 @@ def _curve(runs: Sequence[ConvergenceRun], target: float | None, missing: list[M
         missing.append(
             Missing("Convergence", "No convergence runs of this workload are stored.", "underwatt converge JOB")
         )
+        return None
+    made_for = targets_of(runs)
+    if target is not None and target not in made_for:
+        made = ", ".join(f"{one:g}" for one in made_for)
+        why = f"The convergence runs are for {made}, the target is {target:g}: times are those of one sample."
+        missing.append(Missing("Convergence", why, "underwatt converge JOB"))
         return None
     try:
         return fit_convergence(runs, runs[-1].target if target is None else target)
@@ -210,8 +217,8 @@ def _assumptions(
         )
         if planned.per == "sample":
             found.append(
-                "No convergence runs: every batch size is taken to need the same number of samples, so times are those "
-                "of one sample."
+                "No convergence runs for this target: every batch size is taken to need the same number of samples, so "
+                "times are those of one sample."
             )
     if curve is not None:
         found.append(

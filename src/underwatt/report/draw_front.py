@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from underwatt.report.draw_base import (
@@ -83,17 +84,16 @@ def draw_front(front: Front, simulated: bool) -> Drawing:
         points(
             [chosen.power_w.expected],
             [chosen.time_s.expected / unit_s],
-            [f"the choice: {chosen.setting}"],
+            [f"{', also '.join(['the choice', *(other.choice.name for other in same)])}: {chosen.setting}"],
             symbol="circle",
             size=15,
             color=ACCENT,
         )
     )
     box = _extent(traces, front.budget_w)
-    name = ", also ".join(["choice", *(other.label for other in same)])
-    named = [(name, "choice", chosen.power_w.expected, chosen.time_s.expected)]
+    named = [("choice", "choice", chosen.power_w.expected, chosen.time_s.expected)]
     named += [(o.label, o.letter, o.choice.power_w, o.choice.time_s) for o in others]
-    drawn = [(p.power_w.expected, p.time_s.expected) for p in front.front] + [
+    drawn = _along([(p.power_w.expected, p.time_s.expected) for p in along]) + [
         (p.power_w, p.time_s) for p in front.measured
     ]
     labels = _front_labels(named, drawn, unit_s, box, front.budget_w)
@@ -122,6 +122,14 @@ def draw_front(front: Front, simulated: bool) -> Drawing:
         annotations=labels,
         shapes=shapes,
     )
+
+
+def _along(line_points: list[tuple[float, float]]) -> list[tuple[float, float]]:
+    """Points on a line, also between those that it is drawn through: labels keep off all of it."""
+    found = list(line_points)
+    for (x0, y0), (x1, y1) in pairwise(line_points):
+        found += [(x0 + part / 8 * (x1 - x0), y0 * (y1 / y0) ** (part / 8)) for part in range(1, 8)]
+    return found
 
 
 def _extent(traces: list[dict[str, Any]], budget_w: float | None) -> tuple[float, float, float, float]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from underwatt.report.draw_base import ACCENT, INK, OVER, QUIET, axis, drawing, label
-from underwatt.report.words import bound, duration, energy, energy_unit, time_unit
+from underwatt.report.words import bound, counted, duration, energy, energy_unit, time_unit
 
 if TYPE_CHECKING:
     from underwatt.records import Setting
@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from underwatt.report.figures import EnergyBySetting, EnergyOverTime, EnergySpent, PowerTrace
 
 MOST_BARS = 10
+LONGEST_BRIEF = 30  # letters of a name on a phone
 
 
 def draw_trace(trace: PowerTrace) -> Drawing:
@@ -91,32 +92,35 @@ def draw_energy(found: EnergyOverTime) -> Drawing:
 def draw_spent(found: EnergySpent) -> Drawing:
     """Energy of a run by setting: the largest parts, and all others together."""
     shown = found.shares if len(found.shares) <= MOST_BARS else found.shares[: MOST_BARS - 1]
-    bars = [
-        (
-            str(share.setting),
-            short(share.setting),
-            share.energy_j,
-            f"{energy(share.energy_j)}, {duration(share.time_s)}",
-        )
-        for share in shown
-    ]
+    bars = []
+    for share in shown:
+        text = f"{energy(share.energy_j)}, {duration(share.time_s)}"
+        bars.append((f"{share.setting}  ·  {text}", f"{short(share.setting)} · {text}", share.energy_j))
     rest = found.shares[len(shown) :]
     if rest:
         joules, seconds = sum(share.energy_j for share in rest), sum(share.time_s for share in rest)
-        text = f"{len(rest)} other settings"
-        bars.append((text, text, joules, f"{energy(joules)}, {duration(seconds)}"))
+        text = f"{counted(len(rest), 'other setting')} · {energy(joules)}, {duration(seconds)}"
+        bars.append((text, text, joules))
     return _bars(bars)
 
 
 def draw_energy_by_setting(found: EnergyBySetting) -> Drawing:
     """Expected energy of the choice and of what others would choose."""
     spent_j = found.chosen.energy_j.expected
-    bars = [(f"the choice: {found.chosen.setting}", "the choice", spent_j, energy(spent_j))]
+    bars = [
+        (f"the choice: {found.chosen.setting}  ·  {energy(spent_j)}", f"the choice · {energy(spent_j)}", spent_j),
+    ]
     for other in found.others:
-        note = ", over the budget" if other.choice.fits == "over" else ""
-        text = f"{energy(other.choice.energy_j)} in {duration(other.choice.time_s)}{note}"
-        bars.append((f"{other.letter}: {other.choice.name}", other.choice.name, other.choice.energy_j, text))
+        over = other.choice.fits == "over"
+        joules = energy(other.choice.energy_j)
+        text = f"{joules} in {duration(other.choice.time_s)}{', over the budget' if over else ''}"
+        brief = f"{other.letter}: {_cut(other.label, LONGEST_BRIEF)} · {joules}{', over' if over else ''}"
+        bars.append((f"{other.letter}: {other.choice.name}  ·  {text}", brief, other.choice.energy_j))
     return _bars(bars)
+
+
+def _cut(text: str, longest: int) -> str:
+    return text if len(text) <= longest else f"{text[: longest - 1].rstrip()}…"
 
 
 def short(setting: Setting) -> str:
@@ -127,19 +131,19 @@ def short(setting: Setting) -> str:
     return f"batch {setting.batch_size}" + (f", {mode.power_limit_w:g} W" if mode.power_limit_w else "")
 
 
-def _bars(bars: list[tuple[str, str, float, str]]) -> Drawing:
-    """Bars from the left, each named above itself, so that names have the whole width of a phone."""
-    largest = max(value for _, _, value, _ in bars) or 1.0
+def _bars(bars: list[tuple[str, str, float]]) -> Drawing:
+    """Bars from the left, each with its words above itself, for a wide screen and for a phone."""
+    largest = max(value for _, _, value in bars) or 1.0
     count = len(bars)
     labels = []
-    for at, (name, brief, _, text) in enumerate(bars):
+    for at, (text, brief, _) in enumerate(bars):
         row = count - 1 - at
         labels.append(
             label(
-                f"{name}  ·  {text}",
+                text,
                 0,
                 row,
-                f"{brief} · {text}",
+                brief,
                 xanchor="left",
                 yanchor="bottom",
                 yshift=7,
@@ -151,7 +155,7 @@ def _bars(bars: list[tuple[str, str, float, str]]) -> Drawing:
             {
                 "type": "bar",
                 "orientation": "h",
-                "x": [value / largest for _, _, value, _ in bars],
+                "x": [value / largest for _, _, value in bars],
                 "y": list(range(count - 1, -1, -1)),
                 "width": 0.28,
                 "marker": {"color": [ACCENT if at == 0 else "var(--bar)" for at in range(count)]},

@@ -25,6 +25,7 @@ class Title:
     device: str
     simulated: bool
     budget: str  # empty where none was given
+    target: float | None  # of the run, where there is one
     made_at: str
     version: str
 
@@ -175,8 +176,10 @@ class PowerTrace:
     over_at_s: Floats  # shown readings above the budget
     over_power_w: Floats
     readings_over: int  # before thinning
-    window_s: float  # over how long readings are averaged to judge them; 0 for a budget of peaks
-    time_over_s: float  # that this mean was over by more than the tolerance, changes left out
+    windows_s: Floats  # over how long readings are averaged to judge them, by step of the budget; 0 for peaks
+    bounded_s: float  # that watts were bounded
+    judged_s: float  # of it, what could be judged: readings that a sensor's lag excuses could not
+    time_over_s: float  # of it, that power was over by more than the tolerance
     energy_over_j: float
     changes: tuple[Change, ...]
     message: str

@@ -51,7 +51,8 @@ def render(report: Report) -> str:
 
 def _name(title: Title) -> str:
     simulated = " (simulated)" if title.simulated and "simulated" not in title.device else ""
-    return f"{title.workload} on {title.device}{simulated}: Underwatt report"
+    target = "" if title.target is None else f" to {title.target:g}"
+    return f"{title.workload}{target} on {title.device}{simulated}: Underwatt report"
 
 
 def _header(report: Report) -> str:
@@ -59,6 +60,7 @@ def _header(report: Report) -> str:
     happened = f'<p class="happened">{escape(report.happened)}</p>\n' if report.happened else ""
     chip = '<span class="chip">simulated device</span>' if title.simulated else ""
     budget = f"<span>Budget {escape(title.budget)}</span>" if title.budget else ""
+    budget += "" if title.target is None else f"<span>Target {title.target:g}</span>"
     text = (
         f'<header>\n<p class="brand">Underwatt report</p>\n'
         f"<h1>{escape(title.workload)} <span>on {escape(title.device)}</span></h1>\n"

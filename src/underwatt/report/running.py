@@ -8,27 +8,34 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from underwatt.plan import Watts
 from underwatt.report.figures import Change, EnergyOverTime, EnergySpent, PowerTrace, Share
-from underwatt.report.sources import OUTCOMES, given_budget, setting_of
+from underwatt.report.sources import OUTCOMES, setting_of
 from underwatt.report.thin import stretches, thin
-from underwatt.report.words import bound, counted, duration, energy, figures, listed, percent, watts
+from underwatt.report.words import (
+    allowed,
+    bound,
+    counted,
+    duration,
+    energy,
+    figures,
+    listed,
+    mean_power,
+    percent,
+    watts,
+)
+from underwatt.run.log_read import SENSOR_LAG_S, TOLERANCE
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from underwatt.plan import Budget
     from underwatt.records import Setting
-    from underwatt.run.log_read import RunRecord
+    from underwatt.run.log_read import RunRecord, Verdict
 
     Floats = NDArray[np.float64]
 
 MOST_ENERGY_POINTS = 400
 MOST_LEVELS = 4
-TOLERANCE = 0.02
-WINDOW_S = 1.0  # where the budget bounds the mean and does not say over how long
-# Sensors average over about so long: until then readings still show what was before a change.
-LAG_S = 2.0
 
 
 def trace_figure(record: RunRecord) -> PowerTrace | None:
@@ -43,8 +50,8 @@ def trace_figure(record: RunRecord) -> PowerTrace | None:
     parts = stretches(at_s, power_w)
     steps_s, steps_w = (np.asarray(column, dtype=float) for column in record.budget_steps)
     bounded = np.isfinite(steps_w)
-    window_s = _window_s(record)
-    time_over_s = float(record.time_over_s(TOLERANCE, window_s, LAG_S))
+    verdict = record.verdict()
+    windows_s = tuple(sorted(set(record.windows_s[bounded].tolist())))
     energy_over_j = float(record.energy_over_j())
     shown_over = rows[over[rows]]
     return PowerTrace(
@@ -61,41 +68,57 @@ def trace_figure(record: RunRecord) -> PowerTrace | None:
         over_at_s=_plain(at_s[shown_over]),
         over_power_w=_plain(power_w[shown_over]),
         readings_over=int(over.sum()),
-        window_s=window_s,
-        time_over_s=time_over_s,
+        windows_s=windows_s,
+        bounded_s=verdict.bounded_s,
+        judged_s=verdict.judged_s,
+        time_over_s=verdict.over_s,
         energy_over_j=energy_over_j,
         changes=_changes(record),
-        message=_trace_message(at_s, power_w, bound_w, window_s, time_over_s, energy_over_j),
+        message=_trace_message(record, power_w, bound_w, windows_s, verdict),
     )
-
-
-def _window_s(record: RunRecord) -> float:
-    """Over how long watts are averaged to judge them by the budget that the run began with; 0 for its peaks."""
-    budget = given_budget(record)
-    if budget is not None and budget.watts is Watts.PEAK:
-        return 0.0
-    return WINDOW_S if budget is None or budget.window_s is None else budget.window_s
 
 
 def _trace_message(
-    at_s: Floats, power_w: Floats, bound_w: Floats, window_s: float, time_over_s: float, energy_over_j: float
+    record: RunRecord, power_w: Floats, bound_w: Floats, windows_s: tuple[float, ...], verdict: Verdict
 ) -> str:
-    lasted, mean_w = duration(float(at_s[-1] - at_s[0])), watts(float(power_w.mean()))
-    text = f"{counted(len(at_s), 'reading')} over {lasted}: {mean_w} on average, {watts(float(power_w.max()))} at most."
-    if not np.isfinite(bound_w).any():
+    energy_j, time_s = spent(record)
+    highest = watts(float(power_w.max()))
+    text = f"{counted(len(power_w), 'reading')} over {duration(time_s)}: {highest} at most; "
+    text += f"{mean_power(energy_j, time_s)}."
+    if not windows_s:
         return text
-    over = float((power_w > bound_w).mean())
-    held = (
-        f"never above the budget by more than {percent(TOLERANCE)}"
-        if time_over_s == 0
-        else f"above the budget by more than {percent(TOLERANCE)} for {duration(time_over_s)}"
+    over, energy_over_j = float((power_w > bound_w).mean()), record.energy_over_j()
+    ways = [f"means over {window_s:g} s" if window_s else "single readings" for window_s in windows_s]
+    judged = f"Of {duration(verdict.bounded_s)} under a budget, {duration(verdict.judged_s)} were judged"
+    if not verdict.is_enough:
+        held = f"{judged}: too short to say whether it was held"
+        if verdict.over_s:
+            held += f", but power was more than {percent(TOLERANCE)} above it for {duration(verdict.over_s)}"
+    else:
+        how = (
+            f"never above it by more than {percent(TOLERANCE)}"
+            if verdict.over_s == 0
+            else f"above it by more than {percent(TOLERANCE)} for {duration(verdict.over_s)}"
+        )
+        held = f"{judged}, by {listed(ways)}: {how}"
+    lag = (
+        f" Not judged are readings that came down within {SENSOR_LAG_S:g} s of a change of setting or budget: the "
+        "sensor averages."
+        if verdict.judged_s < verdict.bounded_s
+        else ""
     )
-    judged = f"Averaged over {window_s:g} s" if window_s else "By single readings"
     return (
-        f"{text} {judged} it was {held}, where the {LAG_S:g} s after a change of setting or budget are left out, "
-        f"because sensors average. {figures(100 * over, 2)}% of all single readings lie above the line, by "
+        f"{text} {held}.{lag} {figures(100 * over, 2)}% of all single readings lie above the line, by "
         f"{energy(energy_over_j) if energy_over_j else '0 J'} together."
     )
+
+
+def spent(record: RunRecord) -> tuple[float, float]:
+    """Joules and seconds of a whole run, as its end tells them; of one that has not ended, by its readings."""
+    end = record.end
+    if end is not None and end.get("energy_j") is not None:
+        return float(end["energy_j"]), float(end["at_s"])
+    return record.energy_j(), float(record.span_s().sum())
 
 
 def _changes(record: RunRecord) -> tuple[Change, ...]:
@@ -103,8 +126,7 @@ def _changes(record: RunRecord) -> tuple[Change, ...]:
     for event in record.events:
         kind, at_s = event["kind"], float(event["at_s"])
         if kind == "budget":
-            power_w = event["power_w"]
-            found.append(Change(at_s, kind, f"{'no bound' if power_w is None else bound(power_w)} ({event['why']})"))
+            found.append(Change(at_s, kind, f"{allowed(event)} ({event['why']})"))
         elif kind == "setting":
             found.append(Change(at_s, event["state"], f"{setting_of(event['setting'])}: {event['why']}"))
         elif kind == "note":
@@ -129,7 +151,8 @@ def energy_figures(
     total_j = np.cumsum(power_w * span_s)
     rows = np.unique(np.linspace(0, len(at_s) - 1, MOST_ENERGY_POINTS).round().astype(int))
     simulated = bool(record.start["simulated"])
-    message = f"The run took {energy(float(total_j[-1]))} in {duration(float(at_s[-1] - at_s[0]))}."
+    energy_j, time_s = spent(record)
+    message = f"The run took {energy(energy_j)} in {duration(time_s)}."
     if expected_j is not None and math.isfinite(expected_j):
         expected = f"the plan expects {energy(expected_j)} to the target"
         message += f" With {budget} all along, {expected}, search not included."
@@ -176,12 +199,13 @@ def happened(record: RunRecord) -> str:
     if end is None:
         return f"The run{under} has not ended, or was cut off."
     how = OUTCOMES.get(end["outcome"], str(end["outcome"]))
-    score = "" if end.get("score") is None else f" with a score of {end['score']:g}"
+    score = "" if end.get("score") is None else f" with a score of {end['score']:.4g}"
     why = f": {str(end['error']).rstrip('.')}" if end.get("error") else ""
-    spent = [duration(float(end["at_s"]))]
-    spent += [] if end.get("energy_j") is None else [energy(float(end["energy_j"]))]
-    spent += [] if end.get("samples") is None else [counted(int(end["samples"]), "sample")]
-    text = f"The training{under} {how}{score} after {listed(spent)}{why}."
+    took = [duration(float(end["at_s"]))]
+    took += [] if end.get("energy_j") is None else [energy(float(end["energy_j"]))]
+    took += [] if end.get("samples") is None else [counted(int(end["samples"]), "sample")]
+    mean = "" if end.get("energy_j") is None else f", {mean_power(*spent(record))}"
+    text = f"The training{under} {how}{score} after {listed(took)}{mean}{why}."
     return text if end["restored"] else f"{text} The device was not put back as it was: run `underwatt restore`."
 
 

@@ -51,16 +51,16 @@ def others_table(chosen_s: float, others: Sequence[Other]) -> str:
     rows = [
         (
             f"{other.letter}: {other.choice.name}",
+            {"yes": "yes", "risky": "may exceed", "over": "no"}[other.choice.fits],
             duration(other.choice.time_s),
             f"{other.choice.time_s / chosen_s:.2f}×" if math.isfinite(other.choice.time_s) else "–",
             watts(other.choice.power_w),
-            {"yes": "yes", "risky": "may exceed", "over": "no"}[other.choice.fits],
             other.choice.known,
             str(other.choice.setting),
         )
         for other in others
     ]
-    headings = ("rule", "time", "to the choice's", "mean power", "keeps the budget", "known by", "setting")
+    headings = ("rule", "keeps the budget", "time", "to the choice's", "mean power", "known by", "setting")
     return table("What others would choose", headings, rows, whole=True)
 
 

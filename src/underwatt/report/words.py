@@ -6,10 +6,12 @@ import math
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
+    from typing import Any
 
     from underwatt.plan import Interval
 
+SHORTEST_S = 5.0  # of a run whose watts mean something: sensors follow within about 2 s
 KNOB_NAMES = {
     "cpu_cores": "CPU cores",
     "cpu_mhz": "CPU clock (MHz)",
@@ -56,6 +58,21 @@ def watts(power_w: float) -> str:
 def bound(power_w: float) -> str:
     """Watts of a budget, as they were given."""
     return f"{power_w:g} W"
+
+
+def allowed(step: Mapping[str, Any]) -> str:
+    """What a step of the budget allows, as a log or a listener tells it: 3 W peak, 3 W mean over 60 s."""
+    power_w = step["power_w"]
+    if power_w is None or math.isinf(power_w):
+        return "no bound on watts"
+    window = f" over {step['window_s']:g} s" if step.get("window_s") else ""
+    return f"{bound(power_w)}{' ' if step.get('watts') else ''}{step.get('watts') or ''}{window}"
+
+
+def mean_power(energy_j: float, time_s: float) -> str:
+    """Mean watts of a whole run; says so where it was too short for its sensor."""
+    lag = "" if time_s >= SHORTEST_S else " (too short for watts and joules: the sensor lags)"
+    return f"{watts(energy_j / max(time_s, 1e-9))} on average{lag}"
 
 
 def energy(energy_j: float) -> str:

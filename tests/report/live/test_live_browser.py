@@ -216,3 +216,28 @@ def test_a_lost_connection_is_said_and_taken_up_again(chromium: Browser, fake_ru
         opened.shows("#entries", "meanwhile")
         assert opened.page.locator("#banner").is_hidden()
         opened.close()
+
+
+def test_a_warning_is_a_banner_joules_are_said_once_and_a_budget_in_force_is_drawn(
+    chromium: Browser, served: Served, fake_run: FakeRun
+) -> None:
+    fake_run.setting()
+    fake_run.second()
+    opened = Opened(chromium, served)
+    opened.shows("#energy", "9.5")
+    assert opened.page.locator("#energy-more").text_content() == ""
+    opened.shows("#over-more", "sensor’s lag")
+    before = opened.page.locator("#chart .budget").get_attribute("d")
+    fake_run.log.write("note", fake_run.at_s, level="warning", text="1 W cannot be held, and training waits.")
+    fake_run.budget(1.0)  # nothing was read since
+    fake_run.log.flush()
+    opened.shows("#banner", "1 W cannot be held, and training waits.")
+    opened.shows("#announce", "1 W cannot be held, and training waits.")
+    opened.shows("#budget-w", "1 W")
+    after = opened.page.locator("#chart .budget").get_attribute("d")
+    assert before is not None
+    assert after is not None
+    assert after.startswith(before)
+    assert len(after) > len(before), "down to 1 W at the end"
+    assert opened.troubles == []
+    opened.close()

@@ -141,3 +141,25 @@ def test_unknown_kinds_are_left_out_and_entries_are_bounded(tmp_path: Path) -> N
     assert view.unreadable == 0
     assert len(view.entries) == ENTRIES
     assert view.entries[-1]["number"] == ENTRIES + 50
+
+
+def test_a_warning_stands_out_until_the_budget_changes() -> None:
+    view = RunView()
+    text = "Waiting alone draws 1.9 W: 1 W cannot be held, and training waits."
+    view.apply({"kind": "note", "at_s": 3.0, "level": "warning", "text": text})
+    view.apply({"kind": "budget", "at_s": 3.0, "power_w": 1.0, "why": "changed"})  # what it warns of
+    view.apply({"kind": "note", "at_s": 4.0, "level": "info", "text": "something else"})
+    assert view.shown()["warning"] == {"text": text, "at_s": 3.0}
+    view.apply({"kind": "budget", "at_s": 9.0, "power_w": 5.0, "why": "changed"})
+    assert view.shown()["warning"] is None
+
+
+def test_a_budget_says_what_its_watts_bound() -> None:
+    view = RunView()
+    view.apply({"kind": "budget", "at_s": 1.0, "power_w": 3.0, "watts": "peak", "window_s": None, "why": "changed"})
+    assert view.facts["budget_means"] == "for peaks"
+    assert view.entries[-1]["text"] == "Budget changed: 3 W peak."
+    view.apply({"kind": "budget", "at_s": 2.0, "power_w": 3.0, "watts": "mean", "window_s": 60.0, "why": "changed"})
+    assert view.facts["budget_means"] == "as mean over 60 s"
+    view.apply({"kind": "budget", "at_s": 3.0, "power_w": 3.0, "watts": "mean", "window_s": None, "why": "changed"})
+    assert view.facts["budget_means"] == ""

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from underwatt.records import Status
 from underwatt.report.sources import OUTCOMES, setting_of
+from underwatt.report.words import allowed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -39,8 +40,7 @@ def _start(event: Event) -> str:
 
 
 def _budget(event: Event) -> str:
-    watts = "no limit in watts" if event["power_w"] is None else f"{event['power_w']:g} W"
-    return _BUDGETS.get(event["why"], "Budget: {}.").format(watts)
+    return _BUDGETS.get(event["why"], "Budget: {}.").format(allowed(event))
 
 
 def _setting(event: Event) -> str:

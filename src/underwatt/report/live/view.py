@@ -96,11 +96,15 @@ class RunView:
         }
 
     def _on_resume(self, event: Event) -> None:
-        self.facts |= {"phase": "running", "pid": event.get("pid"), "end": None, "time_left_s": None}
+        self.facts |= {"phase": "running", "pid": event.get("pid"), "end": None, "time_left_s": None, "warning": None}
 
     def _on_budget(self, event: Event) -> None:
         self.trace.add_budget(event["at_s"], event["power_w"])
         self.facts["budget_w"] = event["power_w"]
+        self.facts["budget_means"] = _means(event)
+        warning = self.facts.get("warning")
+        if warning is not None and event["at_s"] > warning["at_s"]:
+            self.facts["warning"] = None  # what was warned of may be over, and would be said again
         if event["why"] == "changed":
             self.facts["asked"] = None
 
@@ -132,9 +136,20 @@ class RunView:
     def _on_score(self, event: Event) -> None:
         self.facts |= {"score": event["value"], "target": event.get("target", self.facts.get("target"))}
 
+    def _on_note(self, event: Event) -> None:
+        if event["level"] == "warning":
+            self.facts["warning"] = {"text": event["text"], "at_s": event["at_s"]}
+
     def _on_end(self, event: Event) -> None:
         self.facts |= {name: event[name] for name in ("energy_j", "samples", "steps") if event.get(name) is not None}
         if event.get("score") is not None:
             self.facts["score"] = event["score"]
         end = {name: event.get(name) for name in ("outcome", "restored", "error")}
         self.facts |= {"phase": "ended", "end": end | {"words": ended(event)}, "time_left_s": None, "asked": None}
+
+
+def _means(event: Event) -> str:
+    """What the watts of a budget bound, where it is not simply their mean."""
+    if event.get("watts") == "peak":
+        return "for peaks"
+    return f"as mean over {event['window_s']:g} s" if event.get("window_s") else ""

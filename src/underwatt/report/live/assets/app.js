@@ -66,8 +66,9 @@ function render() {
   showBanner();
   showAsked();
   const recent = state.range === "recent";
-  if (recent) chart.show(state.recent, 1, RECENT_S);
-  else chart.show(state.whole.rows.length ? state.whole.rows : state.recent, state.whole.width_s, 0);
+  const budget_w = state.facts.budget_w ?? null;
+  if (recent) chart.show(state.recent, 1, RECENT_S, budget_w);
+  else chart.show(state.whole.rows.length ? state.whole.rows : state.recent, state.whole.width_s, 0, budget_w);
 }
 
 function showBanner() {
@@ -77,7 +78,9 @@ function showBanner() {
   banner.dataset.tone = tone;
   if (banner.textContent !== text) {
     banner.textContent = text;
-    if (["ended", "gone"].includes(state.facts?.phase)) at("announce").textContent = text;
+    if (["ended", "gone"].includes(state.facts?.phase) || text === state.facts?.warning?.text) {
+      at("announce").textContent = text;
+    }
   }
   document.body.classList.toggle("stale", !state.connected);
 }

@@ -30,6 +30,7 @@ export class PowerChart {
     this.readout = readout;
     this.rows = [];
     this.width_s = 1;
+    this.budget_w = null;
     this.pointed = null;
     new ResizeObserver(() => this.draw()).observe(svg);
     svg.addEventListener("pointermove", (event) => this.point(event.clientX));
@@ -37,8 +38,8 @@ export class PowerChart {
     svg.addEventListener("pointerleave", () => this.point(null));
   }
 
-  show(rows, width_s, span_s) {
-    Object.assign(this, { rows, width_s, span_s });
+  show(rows, width_s, span_s, budget_w) {
+    Object.assign(this, { rows, width_s, span_s, budget_w });
     this.draw();
   }
 
@@ -70,7 +71,7 @@ export class PowerChart {
   }
 
   scaleTop() {
-    let most = 1e-3;
+    let most = Math.max(1e-3, this.budget_w ?? 0);
     for (const row of this.rows) most = Math.max(most, row[3], row[4] ?? 0);
     const step = niceStep(most * 1.06, 4);
     return Math.ceil((most * 1.06) / step) * step;
@@ -139,7 +140,14 @@ export class PowerChart {
       held = allowed;
       if (row === this.rows.at(-1)) path += `H${this.x(at + this.width_s).toFixed(1)}`;
     }
-    return path;
+    return path + this.inForce(held);
+  }
+
+  // A budget that holds since the last reading sticks out at the end.
+  inForce(held) {
+    if (this.budget_w === null || this.budget_w === held) return "";
+    const [x, y] = [this.x(this.rows.at(-1)[0] + this.width_s).toFixed(1), this.y(this.budget_w).toFixed(1)];
+    return `${held === null ? `M${x} ${y}` : `V${y}`}h${EDGE.right - 2}`;
   }
 
   *cross(begin, end, width, height) {

@@ -9,6 +9,7 @@ function put(id, text) {
   if (element.textContent !== text) element.textContent = text;
 }
 
+const WARNED_S = 60;
 const STATES = {
   searching: "searching for the best setting",
   holding: "holding the budget",
@@ -38,7 +39,7 @@ function showWho(facts) {
 
 function showPower(facts) {
   put("power-w", watts(facts.power_w));
-  put("budget-w", budget(facts.budget_w));
+  put("budget-w", `${budget(facts.budget_w)} ${facts.budget_means ?? ""}`.trim());
   const share = known(facts.budget_w) && known(facts.power_w) ? facts.power_w / facts.budget_w : null;
   const over = share !== null && share > 1.02;
   at("power").classList.toggle("over", over);
@@ -87,7 +88,7 @@ function showProgress(facts) {
 
 function showTotals(facts) {
   put("energy", energy(facts.energy_j));
-  put("energy-more", known(facts.energy_j) ? `${count(facts.energy_j)} J` : "");
+  put("energy-more", known(facts.energy_j) && !energy(facts.energy_j).endsWith(" J") ? `${count(facts.energy_j)} J` : "");
   const speed = known(facts.step_s) && facts.step_s > 0 ? facts.batch_size / facts.step_s : null;
   put("speed", speed === null ? "–" : figure(speed, 3));
   put("speed-more", known(facts.step_s)
@@ -95,10 +96,17 @@ function showTotals(facts) {
   put("over", duration(facts.over_s));
   at("over").classList.toggle("bad", facts.at_s > 0 && facts.over_s / facts.at_s > 0.01);
   const share = facts.at_s > 0 ? (100 * facts.over_s) / facts.at_s : 0;
-  put("over-more", `${figure(share, 2)}% of the run; seconds whose mean is over 2% above`);
+  put("over-more", `${figure(share, 2)}% of the run; whole seconds whose mean is over 2% above, a sensor’s lag after a ` +
+    "change included. The report leaves that out.");
 }
 
-// What stands above everything: how the run ended, or why the page may not be up to date.
+// A warning stays for a minute, and for as long as no step is trained.
+function isWarned(facts) {
+  if (!facts.warning) return false;
+  return facts.at_s - facts.warning.at_s < WARNED_S || !known(facts.step_s);
+}
+
+// What stands above everything: a warning, how the run ended, or why the page may not be up to date.
 export function bannerOf(facts, connected) {
   if (!connected) return ["bad", "The connection to the page’s server is lost; trying again. The run is not affected."];
   if (facts.log_error) return ["bad", facts.log_error];
@@ -114,6 +122,7 @@ export function bannerOf(facts, connected) {
   }
   if (facts.phase === "waiting") return ["", "Waiting for the run to begin."];
   if (facts.read_share < 1) return ["", `Reading the history of the run: ${Math.round(100 * facts.read_share)}%.`];
+  if (isWarned(facts)) return ["bad", facts.warning.text];
   if (facts.quiet_s > 10) return ["bad", `Nothing new from the run for ${duration(facts.quiet_s)}.`];
   return null;
 }
