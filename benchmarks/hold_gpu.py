@@ -1,6 +1,6 @@
 """Holding mean watts on a real NVIDIA GPU by batch size and pauses alone: nothing is set on the card.
 
-    python benchmarks/hold_gpu.py --json OUT [--jobs resnet18,char_transformer] [--budgets 250,350,450]
+    python benchmarks/hold_gpu.py --json OUT [--jobs resnet18,char_transformer] [--budgets 250,350,450] [--methods …]
 
 Each job is trained once under the budgets, one after the other: ``underwatt`` measures the batch sizes while it trains
 under the first, and knows them under the others; ``naive`` pauses at the largest batch size. The card's own counter of
@@ -112,6 +112,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path, required=True)
     parser.add_argument("--jobs", default="resnet18,char_transformer")
     parser.add_argument("--budgets", default="250,350,450")
+    parser.add_argument("--methods", default="underwatt,naive")
     arguments = parser.parse_args()
     device = open_device("nvml:")
     found = dict(device.snapshot())
@@ -122,7 +123,7 @@ def main() -> None:
         arguments.json.write_text(json.dumps({**record, "rows": rows}, indent=1), encoding="utf-8")
 
     for name in arguments.jobs.split(","):
-        for method in ("underwatt", "naive"):
+        for method in arguments.methods.split(","):
             began = time.monotonic()
             for row in train(name, method, [float(watts) for watts in arguments.budgets.split(",")]):
                 rows.append(row)

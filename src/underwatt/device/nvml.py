@@ -26,9 +26,9 @@ _SETTING_REMEDY = "Run as root (sudo), or give the container CAP_SYS_ADMIN; a du
 _CAP_SYS_ADMIN_BIT = 21
 _LIMIT_STEPS = 20
 _PLAUSIBLE_W = 5000.0
-# Cards count joules in steps of up to a tenth of a second: a look each so often, for so long, sees one. A look that
-# took longer, because another thread had the interpreter, does not tell when the counter moved.
-_COUNTER_LOOK_S, _COUNTER_WAIT_S, _SURE_S = 0.004, 0.22, 0.015
+# Cards count joules in steps of up to a tenth of a second: a look each so often, for so long, sees one. Where the last
+# look was longer ago, because another thread had the interpreter, nobody knows when it moved: the next move is seen.
+_COUNTER_LOOK_S, _COUNTER_WAIT_S, _SURE_S = 0.004, 0.22, 0.02
 _UNLOCKED = "unlocked"
 _CLOCK_KNOBS = {  # how NVML locks each clock, and how it lets go
     "mem_mhz": ("nvmlDeviceSetMemoryLockedClocks", "nvmlDeviceResetMemoryLockedClocks"),
@@ -159,12 +159,12 @@ class NvmlDevice:
     def _wait_for_counter(self) -> tuple[float, float]:
         """When the counter has moved, and joules as of then; or as of now, where it does not move at all."""
         read, now_s = self._nvml.nvmlDeviceGetTotalEnergyConsumption, self.clock.now_s
-        until_s, last_mj = now_s() + _COUNTER_WAIT_S, read(self._handle)
+        until_s, last_mj, looked_s = now_s() + _COUNTER_WAIT_S, read(self._handle), now_s()
         while True:
             self.clock.sleep(_COUNTER_LOOK_S)
-            begin_s, counted_mj, end_s = now_s(), read(self._handle), now_s()
-            if (counted_mj != last_mj and end_s - begin_s < _SURE_S) or end_s >= until_s:
-                return (begin_s + end_s) / 2, float(counted_mj) / 1000
+            counted_mj, last_look_s, looked_s = read(self._handle), looked_s, now_s()
+            if (counted_mj != last_mj and looked_s - last_look_s < _SURE_S) or looked_s >= until_s:
+                return looked_s, float(counted_mj) / 1000
             last_mj = counted_mj
 
     def read_state(self) -> DeviceState:
