@@ -6,7 +6,9 @@ Real: the loop (a small network trained on the CPU), the tuner, the sampling thr
 device (``ConstantLoad``: it always reads the same watts and has no knob), because a virtual board has no real time.
 A step of the loop takes about 20 ms: short training, then sleep, as a loop that waits for a GPU does.
 
-step_us        time from calling ``tuner.step()`` to its return: median and mean over all steps while holding
+step_us        time in ``tuner.starts`` and ``tuner.step``: median and mean over all steps while holding
+floor_us       the same where both do nothing, in rounds in between: what reading the clock costs after 20 ms of sleep,
+               which is not the tuner's; it is taken off for ``cost_us``
 loop_pct       the same loop's longer time with the tuner than without, as a share of the time without; rounds with and
                without follow each other, and their medians are compared
 """
@@ -115,6 +117,16 @@ def tuned_round(step: Callable[[], Any], tuner: Any, seconds: float, *, with_los
     return took_s, ours_s
 
 
+class Nothing:
+    """A tuner that does nothing."""
+
+    def starts(self, batch_size: int) -> None:
+        """Nothing."""
+
+    def step(self, loss: Any = None) -> None:
+        """Nothing."""
+
+
 def measure(seconds: float, folder: Path | None) -> dict[str, Any]:
     step = make_step()
     plain_round(step, 0.5)
@@ -122,6 +134,7 @@ def measure(seconds: float, folder: Path | None) -> dict[str, Any]:
     plain_s: list[list[float]] = []
     tuned_s: list[list[float]] = []
     ours_s: list[float] = []
+    floor_s: list[float] = []
     with contextlib.ExitStack() as stack:
         tuner = stack.enter_context(tune(device=device, budget_w=10, batch_sizes=(BATCH_SIZE,), folder=folder))
         while tuner.state != "holding":
@@ -132,6 +145,7 @@ def measure(seconds: float, folder: Path | None) -> dict[str, Any]:
             ours_s += ours
             with tuner.testing():  # the tuner's thread goes on sampling, as it would beside any loop
                 plain_s.append(plain_round(step, ROUND_S))
+                floor_s += tuned_round(step, Nothing(), ROUND_S / 3, with_loss=False)[1]
             tuned_round(step, tuner, 0.2, with_loss=folder is not None)  # looks back over the test, not counted
         state = tuner.state
     plain, tuned = (statistics.median(map(statistics.mean, rounds)) for rounds in (plain_s, tuned_s))
@@ -142,7 +156,11 @@ def measure(seconds: float, folder: Path | None) -> dict[str, Any]:
         "step_us_median": 1e6 * statistics.median(ours_s),
         "step_us_mean": 1e6 * statistics.mean(ours_s),
         "step_us_p99": 1e6 * statistics.quantiles(ours_s, n=100)[98],
-        "mean_pct_of_20ms": 100 * statistics.mean(ours_s) / STEP_S,
+        "floor_us_median": 1e6 * statistics.median(floor_s),
+        "floor_us_mean": 1e6 * statistics.mean(floor_s),
+        "cost_us_median": 1e6 * (statistics.median(ours_s) - statistics.median(floor_s)),
+        "cost_us_mean": 1e6 * (statistics.mean(ours_s) - statistics.mean(floor_s)),
+        "mean_pct_of_20ms": 100 * (statistics.mean(ours_s) - statistics.mean(floor_s)) / STEP_S,
         "loop_pct": 100 * (tuned / plain - 1),
     }
 
@@ -160,10 +178,12 @@ def main() -> None:
             row = rows[-1]
             print(
                 f"{row['case']:22} ({row['state']}) {row['steps']} steps: median {row['step_us_median']:.1f} µs, "
-                f"mean {row['step_us_mean']:.1f} µs, 99% {row['step_us_p99']:.0f} µs; "
-                f"mean is {row['mean_pct_of_20ms']:.3f}% of a 20 ms step; whole loop {row['loop_pct']:+.2f}%"
+                f"mean {row['step_us_mean']:.1f} µs, 99% {row['step_us_p99']:.0f} µs; doing nothing "
+                f"{row['floor_us_median']:.1f} and {row['floor_us_mean']:.1f} µs; so {row['cost_us_median']:.1f} and "
+                f"{row['cost_us_mean']:.1f} µs, {row['mean_pct_of_20ms']:.3f}% of a 20 ms step; "
+                f"whole loop {row['loop_pct']:+.2f}%"
             )
-    kept = all(r["step_us_median"] <= MOST_US and r["mean_pct_of_20ms"] <= MOST_PCT for r in rows)
+    kept = all(r["cost_us_median"] <= MOST_US and r["mean_pct_of_20ms"] <= MOST_PCT for r in rows)
     asked = f"at most {MOST_US:g} µs a step (median) and {MOST_PCT:g}% of 20 ms (mean)"
     print(f"asked: {asked}: {'kept' if kept else 'not kept'}")
     if arguments.json:

@@ -9,6 +9,11 @@ from pathlib import Path
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import pytest
+from hypothesis import settings
+
+# How long an example takes says more about the machine than about the code.
+settings.register_profile("underwatt", deadline=None)
+settings.load_profile("underwatt")
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 

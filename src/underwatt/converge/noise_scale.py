@@ -1,7 +1,7 @@
 """The gradient noise scale, measured during normal training: a second opinion on the curve's B_noise.
 
-It is shown beside the curve and does not shape it: as a prior it made curves from one or two batch sizes worse in 13
-of 18 trials (three trainings on digits), because how it relates to samples depends on optimizer and stage of training.
+It is shown beside the curve and does not shape it: how it relates to samples depends on the optimizer and the stage of
+training, and tried as a prior it made curves worse more often than better.
 
 Gradients of two batch sizes tell how much of a gradient is noise (McCandlish et al. 2018, appendix A.1). One device
 gives one gradient a step, so a batch is cut into parts: each part's gradient is one of the small batch, their mean is

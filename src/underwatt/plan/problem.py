@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     Floats = NDArray[np.float64]
 
 
-PAUSED_STD = 1e-6  # of log watts that pauses keep at the budget
+PAUSED_STD = 1e-10  # of log watts that pauses keep at the budget, which they do
 # What meets a bound exactly keeps it: far below what any sensor tells, far above how logs round and MEASURED_STD.
 BOUND_SLACK = 1e-9
 

@@ -91,7 +91,7 @@ class Meter:
         self._samples: deque[PowerSample] = deque(maxlen=KEEP_SAMPLES)
         # A bare time is one step, which is what a training loop reports: its cost is one append.
         self._beats: deque[float | tuple[float, int]] = deque(maxlen=KEEP_BEATS)
-        self._keep_beat = self._beats.append
+        self.keep_beat = self._beats.append
         self._pauses: deque[tuple[float, float]] = deque(maxlen=KEEP_BEATS)
         self._absences: deque[tuple[float, float]] = deque(maxlen=KEEP_ABSENCES)
         self._failing: tuple[float, SensorError] | None = None  # since the last reading that worked
@@ -110,15 +110,13 @@ class Meter:
             self._timer.cancel()
             self._timer = None
 
-    def beat(self) -> float:
-        """A step is complete, now; gives the moment."""
-        now_s = self._now_s()
-        self._keep_beat(now_s)
-        return now_s
+    def beat(self) -> None:
+        """A step is complete, now."""
+        self.keep_beat(self._now_s())
 
     def beat_at(self, at_s: float, steps: int = 1) -> None:
         """Some steps were complete at a moment that somebody else noted."""
-        self._keep_beat(at_s if steps == 1 else (at_s, steps))
+        self.keep_beat(at_s if steps == 1 else (at_s, steps))
 
     @property
     def newest(self) -> PowerSample | None:

@@ -60,8 +60,7 @@ class _Command:
                 self.run(size, lambda size=size: size != pilot.batch_size or not self._goes_on())  # type: ignore[misc]
             except OutOfMemoryError:
                 pilot.out_of_memory(size)
-        pilot.steps = pilot.samples = 0  # what was trained so far is thrown away
-        pilot.share = 0.0
+        pilot.begins_anew()  # what was trained so far is thrown away
         return pilot.energy_left_j > 0
 
     def run(self, batch_size: int, is_over: Callable[[], bool]) -> None:

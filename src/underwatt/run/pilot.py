@@ -76,8 +76,8 @@ class Pilot:
             )
         self.device = device
         self.workload = workload
-        self.steps = self.samples = 0
-        self.share = 0.0  # of the way to the target, as far as convergence tells
+        self._steps = self._samples = 0
+        self._share = 0.0
         self.target: float | None = None
         self.score: float | None = None  # of the last test
         self._live, self._convergence, self._cost, self._known = live, convergence, cost, tuple(known)
@@ -86,7 +86,7 @@ class Pilot:
         self._elapsed_s, self._energy_j = elapsed_s, 0.0
         self._session = Session(device)
         self._meter = Meter(device)
-        self._now_s = device.clock.now_s
+        self._now_s, self._keep_beat = device.clock.now_s, self._meter.keep_beat
         self._quiet = Quiet()
         self._controller: Controller | None = None
         self._stack = contextlib.ExitStack()
@@ -186,6 +186,22 @@ class Pilot:
         return setting
 
     @property
+    def steps(self) -> int:
+        """Steps trained so far."""
+        return self._steps + self._quiet.steps
+
+    @property
+    def samples(self) -> int:
+        """Samples trained on so far."""
+        return self._samples + self._quiet.steps * self._quiet.batch_size
+
+    @property
+    def share(self) -> float:
+        """Of the way to the target, as far as convergence tells."""
+        quiet = self._quiet
+        return self._share + quiet.steps * quiet.batch_size * self._share_of_sample.get(quiet.batch_size, 0.0)
+
+    @property
     def batch_size(self) -> int:
         """The batch size of the next batch."""
         return self.setting.batch_size
@@ -216,7 +232,7 @@ class Pilot:
 
     def continues(self, *, samples: int, steps: int, share: float, energy_j: float) -> None:
         """This is a part of a training that began earlier."""
-        self.samples, self.steps, self.share, self._energy_j = samples, steps, share, energy_j
+        self._samples, self._steps, self._share, self._energy_j = samples, steps, share, energy_j
 
     @property
     def batch_sizes(self) -> tuple[int, ...]:
@@ -227,9 +243,15 @@ class Pilot:
         """Choose among these batch sizes from the next step on; what was measured and drawn so far stays counted."""
         self._sizes = tuple(sorted(set(batch_sizes)))
         self._energy_j = self.controller.energy_j
+        self._count(0, 0)
         self._controller = self._make_controller()
         self._controller.progressed(self.share)
         self._controller.begin()
+
+    def begins_anew(self) -> None:
+        """What was trained so far does not count."""
+        self._quiet.steps = self._steps = self._samples = 0
+        self._share = 0.0
 
     def simulate(self, batch_size: int) -> None:
         """Let a step pass on a simulated device, before it is trained; nothing on a real one.
@@ -241,24 +263,27 @@ class Pilot:
 
     def stepped(self, batch_size: int, loss: Any = None) -> None:
         """A step of this batch size has ended; waits where the budget asks for it."""
-        now_s, quiet = self._meter.beat(), self._quiet
+        quiet, now_s = self._quiet, self._now_s()
+        self._keep_beat(now_s)
         self._loss = loss
-        self.steps += 1
-        self.samples += batch_size
-        if self._share_of_sample:
-            self.share += batch_size * self._share_of_sample.get(batch_size, 0.0)
         if now_s < quiet.until_s and batch_size == quiet.batch_size:
             quiet.steps += 1
             return
+        self._count(batch_size, 1)
         self._look(batch_size)
 
     def heard(self, batch_size: int, steps: int, at_s: float) -> None:
         """So many steps had ended at a moment, as somebody else says; they cannot be waited for."""
         self._meter.beat_at(at_s, steps)
-        self.steps += steps
-        self.samples += steps * batch_size
-        self.share += steps * batch_size * self._share_of_sample.get(batch_size, 0.0)
+        self._count(batch_size, steps)
         self._look(batch_size)
+
+    def _count(self, batch_size: int, steps: int) -> None:
+        """Count steps, and the quiet ones before them."""
+        for size, count in ((self._quiet.batch_size, self._quiet.steps), (batch_size, steps)):
+            self._steps += count
+            self._samples += count * size
+            self._share += count * size * self._share_of_sample.get(size, 0.0)
 
     def _look(self, batch_size: int) -> None:
         controller = self.controller
