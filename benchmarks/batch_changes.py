@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from underwatt.workload.job import Job
 
 SEEDS = 5
-SAMPLES = {"digits_small": 30_000, "char_transformer_small": 16_000}
+SAMPLES = {"digits_small": 30_000, "char_transformer_small": 64_000}
 SHORTEST, LONGEST = 5, 20  # steps at one batch size
 FIXED, TIMES = 32, 4  # the changing batch sizes are from a part of the fixed one to a multiple of it
 ALIKE_P = 0.05

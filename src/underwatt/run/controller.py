@@ -314,6 +314,9 @@ class Controller:
         what = f"{drift.extra_w:+.2f} W and {drift.slow_factor:.2f}× the time of when its settings were measured"
         self._note("info", f"The device has drifted to {what}; planning again.")
         self._level_s = self._now_s()
+        self._pacer.set_budget(self._room.held_w, self._room.idle_w)
+        if self.setting is not None:
+            self._pacer.expect(self._busy_w(self.setting), self._usual_s or math.nan)
         state = State.CORRECTING if power_w > self._room.budget_w else State.HOLDING
         self._settle_for_best(state, f"{power_w:.2f} W were measured")
 

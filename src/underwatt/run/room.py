@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 COUNTED_MARGIN, READ_MARGIN = 0.003, 0.01
 # A device with clocks is taken to draw at most this share of the budget in a pause: it is the lower clocks' own idling
 # that counts, and what was read at the start was read at the clocks found.
-IDLE_SHARE = 0.75
+IDLE_SHARE, MOST_IDLE_SHARE = 0.75, 0.9
 # How far to look ahead where it is not known when the training ends, and at most.
 USUAL_VIEW_S, LONGEST_VIEW_S = 3600.0, 86_400.0
 
@@ -64,10 +64,14 @@ class Room:
     @property
     def idle_w(self) -> float:
         """Power in a pause: as it was found, or less where lower clocks, which a lower budget asks for, draw less."""
-        found_w = self._base.idle_w
-        if found_w is None:
-            return 0.0 if math.isinf(self.budget_w) else max(IDLE_SHARE * self.budget_w, self.floor_w)
-        return max(min(found_w, IDLE_SHARE * self.budget_w), self.floor_w) if self.has_knobs else found_w
+        found_w, usual_w = self._base.idle_w, IDLE_SHARE * self.budget_w
+        if found_w is not None and not self.has_knobs:
+            return found_w
+        if math.isinf(self.budget_w):
+            return found_w or 0.0
+        # Another process, or heat, draws in pauses too.
+        drifted_w = min(usual_w, found_w or usual_w) + max(0.0, self._knowledge.drift.extra_w)
+        return max(min(drifted_w, MOST_IDLE_SHARE * self.budget_w), self.floor_w)
 
     def problem(self) -> Problem:
         """Which setting to use."""
