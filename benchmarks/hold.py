@@ -108,12 +108,19 @@ class Truth:
         order = np.argsort(cold)
         self._power_w = cold[order]
         self._rate = np.maximum.accumulate(1 / world.time_s[order])
+        # It may pause too, at the lowest clocks: each setting that draws more gives its rate in proportion.
+        resting = virtual(board.spec.name, 0)
+        resting.apply(resting.space.lowest)
+        self._idle_w = resting.board.power_w
+        slopes = 1 / world.time_s[order] / np.maximum(self._power_w - self._idle_w, 1e-9)
+        self._slope_above = np.append(np.maximum.accumulate(slopes[::-1])[::-1], 0.0)
 
     def rate(self, budget_w: float, temperature_c: float, extra_w: float, slower: float) -> float:
         """Share of the training a second, at best."""
         left_w = budget_w - extra_w - self._slope * (temperature_c - self._cold_c)
         at = int(np.searchsorted(self._power_w, left_w, side="right"))
-        return float(self._rate[at - 1]) / slower if at else 0.0
+        steady = float(self._rate[at - 1]) if at else 0.0
+        return max(steady, (left_w - self._idle_w) * float(self._slope_above[at])) / slower
 
 
 def one(board: str, kind: str, seed: int, world: World, record: dict[str, Any], verbose: bool) -> dict[str, Any]:
