@@ -41,6 +41,7 @@ from edge import RECORD, World, convergence, costs, make_world, virtual
 from underwatt.converge.curve import fit_convergence
 from underwatt.device.session import Session
 from underwatt.plan import Budget, Problem
+from underwatt.plan.duty import can_pause
 from underwatt.plan.schedule import Schedule
 from underwatt.profile.meter import Meter
 from underwatt.run.controller import Controller
@@ -52,6 +53,7 @@ MODEL = "resnet18"
 LEVELS_W = {"tx2-nx": (15.0, 7.0, 12.0), "nano": (7.0, 3.5, 5.5), "orin-nano": (18.0, 10.0, 15.0)}
 SUN_W = {"tx2-nx": (5.0, 15.0), "nano": (3.0, 8.0), "orin-nano": (9.5, 20.0)}
 BOARDS = tuple(LEVELS_W)
+GRID_W = 0.02  # of the watts at which the oracle's rate is tabled
 SCHEDULES = ("steps", "solar")
 TICK_S, WINDOW_S, TOLERANCE = 0.1, 1.0, 0.02
 WARMER_C, EXTRA_W, SLOWER = 15.0, 0.8, 1.1
@@ -107,20 +109,30 @@ class Truth:
         self._cold_c = 25.0 + (self._reference_w - at[0]) / self._slope
         order = np.argsort(cold)
         self._power_w = cold[order]
-        self._rate = np.maximum.accumulate(1 / world.time_s[order])
-        # It may pause too, at the lowest clocks: each setting that draws more gives its rate in proportion.
+        # It may pause too, at the clocks of the setting, where its steps are short enough to keep the mean steady.
         resting = virtual(board.spec.name, 0)
-        resting.apply(resting.space.lowest)
-        self._idle_w = resting.board.power_w
-        slopes = 1 / world.time_s[order] / np.maximum(self._power_w - self._idle_w, 1e-9)
-        self._slope_above = np.append(np.maximum.accumulate(slopes[::-1])[::-1], 0.0)
+        idle_w = {mode: _idle_w(resting, mode) for mode in {setting.mode for setting in settings}}
+        waits_w = np.array([idle_w[settings[int(row)].mode] for row in order])
+        self._grid_w = np.arange(waits_w.min(), self._power_w[-1] + GRID_W, GRID_W)
+        rates = 1 / world.time_s[order]
+        samples = np.array([world.target_samples[int(size)] for size in settings.batch_size[order]])
+        step_s = world.time_s[order] / samples * settings.batch_size[order]
+
+        def fastest(left_w: float) -> float:
+            share = np.clip((left_w - waits_w) / (self._power_w - waits_w), 0.0, 1.0)
+            return float((rates * share * can_pause(self._power_w, step_s, Budget(power_w=left_w))).max())
+
+        self._rate = np.array([fastest(float(left_w)) for left_w in self._grid_w])
 
     def rate(self, budget_w: float, temperature_c: float, extra_w: float, slower: float) -> float:
         """Share of the training a second, at best."""
         left_w = budget_w - extra_w - self._slope * (temperature_c - self._cold_c)
-        at = int(np.searchsorted(self._power_w, left_w, side="right"))
-        steady = float(self._rate[at - 1]) if at else 0.0
-        return max(steady, (left_w - self._idle_w) * float(self._slope_above[at])) / slower
+        return float(np.interp(left_w, self._grid_w, self._rate, left=0.0)) / slower
+
+
+def _idle_w(device: Any, mode: Any) -> float:
+    device.apply(mode)
+    return float(device.board.power_w)
 
 
 def one(board: str, kind: str, seed: int, world: World, record: dict[str, Any], verbose: bool) -> dict[str, Any]:
