@@ -25,6 +25,7 @@ from underwatt.records import DeviceState, Measurement, PowerMode, PowerSample, 
 from underwatt.run.controller import Controller
 from underwatt.run.idle import measure_idle
 from underwatt.run.live import LiveBudget
+from underwatt.run.log import read_log
 from underwatt.run.options import ControlOptions
 from underwatt.run.tuner import Tuner, tune
 
@@ -257,3 +258,28 @@ def setting_of(event: dict[str, Any]) -> Setting:
     found = event["setting"]
     assert isinstance(found, Setting)
     return found
+
+
+@contextlib.contextmanager
+def experienced(device: Any, live: LiveBudget) -> Iterator[Run]:
+    """A run on a board that was measured before, so that it holds the budget soon."""
+    with running(device, live, known=seen_before(device), options=QUICK) as run:
+        yield run
+
+
+def settle(run: Run, seconds: float = 120.0) -> None:
+    """Train until a while has passed without a change."""
+    run.train(seconds, until=lambda: run.holds() and run.elapsed_s - run.events[-1][0] > 12)
+    assert run.holds()
+
+
+def log_of(folder: Path) -> Any:
+    return read_log(folder / "log.jsonl")
+
+
+def notes(folder: Path, level: str = "warning") -> list[str]:
+    return [event["text"] for event in log_of(folder).of("note") if event["level"] == level]
+
+
+def found_mode(device: Any) -> dict[str, str]:
+    return dict(device.snapshot())
