@@ -30,6 +30,7 @@ from underwatt.run.inbox import Inbox, post_budget
 from underwatt.run.live import LiveBudget
 from underwatt.run.options import State
 from underwatt.run.samples import SampleTable
+from underwatt.run.seeker import Seeker
 
 SETTLED_S = 40.0
 READ_MARGIN = 0.01  # left free where watts are averaged and joules not counted
@@ -90,15 +91,15 @@ def test_peak_watts_are_held_by_the_peak() -> None:
 def test_without_a_bound_on_watts_it_is_simply_fast_and_thinks_no_more_than_with_one() -> None:
     with running(virtual(), LiveBudget(Budget(energy_j=1e9)), known=seen_before(virtual()), options=QUICK) as run:
         asked = 0
-        ask = type(run.controller._search).ask
+        ask = Seeker.ask
 
-        def counted(search: Any) -> Any:
+        def counted(seeker: Seeker, *times_s: float) -> Any:
             nonlocal asked
             asked += 1
-            return ask(search)
+            return ask(seeker, *times_s)
 
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(type(run.controller._search), "ask", counted)
+            patch.setattr(Seeker, "ask", counted)
             run.train(20, until=lambda: asked > 15)
         assert run.controller.setting is not None
         assert (run.controller.setting.mode.gpu_mhz or 0) >= 0.8 * run.device.space.highest.gpu_mhz

@@ -74,15 +74,43 @@ def test_the_newest_measurement_of_a_setting_counts() -> None:
     assert knowledge.of(at(600, 32)) is None
 
 
-@given(st.floats(LEAP + 0.001, 2.0))
+@given(st.floats(LEAP + 0.02 + 0.001, 2.0))  # its interval is ±2%
 def test_a_leap_is_the_devices_alone_and_known_at_once(share: float) -> None:
     knowledge = Knowledge(problem(), KNOWN)
     assert knowledge.observe(at(600, 8), 8.0 * (1 + share), math.nan, 0.5) is Surprise.LEAP
     assert knowledge.drift.extra_w == pytest.approx(8.0 * share)
     assert knowledge.of(at(600, 8)).power_w == 8.0  # type: ignore[union-attr]
     assert knowledge.effective_w(10.0) == pytest.approx(max(10.0 - 8.0 * share, 1e-3))
+
+
+@given(st.floats(0.15, 2.0), st.floats(-0.03, 0.03))
+def test_how_far_the_device_has_leapt_is_seen_in_the_next_looks(share: float, more: float) -> None:
+    """A sensor lags: the first reading above what was expected is one on its way up."""
+    knowledge = Knowledge(problem(), KNOWN)
+    knowledge.observe(at(600, 8), 8.0 * (1 + share), math.nan, 0.5)
+    now_w = 8.0 * (1 + share + more)
+    assert knowledge.observe(at(600, 8), now_w, 0.1, 4.0) is Surprise.SMALL
+    assert knowledge.drift.extra_w == pytest.approx(now_w - 8.0, abs=0.02 + 0.1 * abs(8.0 * more))
     assert knowledge.observe(at(600, 8), 8.0, math.nan, 0.5) is Surprise.LEAP
-    assert knowledge.drift.extra_w == pytest.approx(0.0, abs=1e-9)
+
+
+@given(st.floats(0.3, 1.0), st.booleans())
+def test_what_a_short_or_blurred_look_may_err_is_no_leap(share: float, short: bool) -> None:
+    rough = replace(KNOWN[0], power_w_ci95=0.8) if short else KNOWN[0]
+    knowledge = Knowledge(problem(), [rough, *KNOWN[1:]])
+    seen_w = rough.power_w * (1 + LEAP) + 0.8 * share - 0.01
+    surprise = knowledge.observe(rough.setting, seen_w, math.nan, 4.0, 0.0 if short else 0.4)
+    assert surprise is Surprise.SMALL
+    assert knowledge.drift.extra_w < 0.5 * (seen_w - rough.power_w)
+
+
+def test_steps_that_slow_down_are_seen_also_where_their_watts_are_not() -> None:
+    knowledge = Knowledge(problem(), KNOWN)
+    known = knowledge.of(at(600, 8))
+    assert known is not None
+    assert knowledge.observe(at(600, 8), math.nan, 1.2 * known.step_s, 4.0) is Surprise.LEAP
+    assert knowledge.drift.slow_factor == pytest.approx(1.2)
+    assert knowledge.drift.extra_w == 0.0
 
 
 @given(st.lists(st.floats(-0.9 * LEAP, 0.9 * LEAP), min_size=1, max_size=30))

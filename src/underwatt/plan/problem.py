@@ -108,6 +108,11 @@ class Problem:
         possible = can_pause(power_w, step_s, self.budget) & (share >= LEAST_BUSY)
         return np.where(possible, share, 1.0)
 
+    def log_steps_of(self, row: int) -> float:
+        """Log of the expected steps to the target of one candidate; inf where it is never reached."""
+        size = self.candidates.batch_size[row]
+        return float(self.log_samples[row] + self.log_samples_std[row] ** 2 / 2 - np.log(size))
+
     @property
     def log_steps(self) -> Floats:
         """Log of the expected steps to the target; inf where it is never reached."""
@@ -262,7 +267,7 @@ def outcome(problem: Problem, row: int, measurement: Measurement) -> Outcome:
     budget = problem.budget
     drawn_w = budget.drawn_w(measurement) if budget.power_w is not None else measurement.power_w
     share = float(problem.busy_share(np.array([drawn_w]), np.array([measurement.step_s]))[0])
-    time_s = measurement.step_s * math.exp(problem.log_steps[row]) / share
+    time_s = measurement.step_s * math.exp(problem.log_steps_of(row)) / share
     energy_j = time_s * (measurement.power_w if share == 1 else budget.power_w or measurement.power_w)
     fits = (
         (share < 1 or budget.allows(measurement))

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 
 from underwatt.errors import ApplyError, ModeError, NotPermittedError, SensorError
 from underwatt.plan.budget import Watts
-from underwatt.plan.search import FIRST, Search
 from underwatt.profile.measure import Measuring
 from underwatt.profile.steady import Settling
 from underwatt.records import Measurement, Setting, Status
@@ -24,6 +23,7 @@ from underwatt.run.observe import mean_reading_w, seen_steps
 from underwatt.run.options import ControlOptions, Quiet, State
 from underwatt.run.pacer import Pacer
 from underwatt.run.room import Room
+from underwatt.run.seeker import Seeker
 from underwatt.run.trouble import Sensor, SensorGuard, ThrottleGuard
 from underwatt.run.verdict import expected_s, is_decided, no_size_left, plan_of, why_nothing_fits
 
@@ -38,15 +38,12 @@ if TYPE_CHECKING:
 
 
 PAUSING_S = 2.0
-MOST_BATCH_SIZES = 8
-CAUTION_TO_FIT = 4.0  # while training, a setting that may not fit is hardly worth a try
+LONG_STEPS = 5.0  # a drift of their time is seen in so many steps
 MOST_REFUSED = 5  # modes that the device refuses before any was taken
 # Where only pauses hold the budget, a step that was never measured is first taken to draw so many times the budget.
 CAUTION = 3.0
 # A setting that fits is left for a better one only where that is worth the change.
 WORTH_A_CHANGE = 0.01
-# Training on while another setting is measured costs about so many seconds: a few at a setting that is somewhat slower.
-MEASURING_COSTS_S = 0.6
 
 
 class Controller:
@@ -78,16 +75,12 @@ class Controller:
         self._base = problem
         self._most_j = math.inf if live.budget.energy_j is None else live.budget.energy_j
         self._knowledge = Knowledge(problem, known)
-        # Without knobs there are only some batch sizes: all of them are worth a look.
-        first = FIRST if problem.candidates.knobs else min(len(problem), MOST_BATCH_SIZES)
-        self._search = Search(problem, references=references, known=known, first=first, caution=CAUTION_TO_FIT)
         self._settling = Settling()
         counts_joules = session.device.read_power().energy_j is not None
         self._room = Room(problem, live, self._knowledge, counts_joules=counts_joules, can_pause=can_pause)
+        self._seeker = Seeker(problem, self._room, self._knowledge, self._options, known=known, references=references)
         self._pacer = Pacer(meter, problem.idle_w or 0.0, self._now_s())
         self._measuring: Measuring | None = None
-        self._search_w = math.nan
-        self._searched_w: list[float] = []
         self._throttle = ThrottleGuard(self._options.throttle_s)
         self._sensor = SensorGuard(self._options.silent_s, self._options.lost_s)
         self._next_look_s = self._next_drift_s = self._next_search_s = self._same_until_s = -math.inf
@@ -96,6 +89,7 @@ class Controller:
         self._steps_since_change = self._refused = 0
         self._share_done = 0.0
         self._paused_s = 0.0
+        self._time_is_known = True  # not after a leap of power until steps were timed anew
         self._last_pause_s = self._observed_s = self._settled_s = -math.inf
         self.setting: Setting | None = None
 
@@ -126,7 +120,7 @@ class Controller:
             return
         self._pacer.stepped(now_s, steps * batch_size / setting.batch_size)
         if self._pacer.at_ease and self._measuring is None and self.setting is setting:
-            quiet.until_s, quiet.batch_size = self._next_look_s, setting.batch_size
+            self._be_quiet(now_s, setting.batch_size)
             return
         while (pause_s := self._pacer.pause_s()) > 0 and self.energy_j < self._most_j:
             begin_s = self._now_s()
@@ -138,6 +132,15 @@ class Controller:
             if end_s >= self._next_look_s:
                 self._look(end_s)
             self._waiting()
+
+    def _be_quiet(self, now_s: float, batch_size: int) -> None:
+        """Nothing is to be done for a while, if readings are calm."""
+        options = self._options
+        above = options.calm_above if self._live.budget.watts is Watts.MEAN else 0.0
+        changes_s = self._begun_s + self._same_until_s - options.look_s - self._usual_s
+        self.quiet.batch_size, self.quiet.calm_w = batch_size, self._room.budget_w * (1 + above)
+        look_s = options.calm_look_s if math.isinf(self._most_j) else options.look_s  # joules are counted by looking
+        self.quiet.until_s = min(now_s + look_s, changes_s)
 
     def out_of_memory(self, batch_size: int) -> Setting:
         """A step of this batch size did not fit: go back to one that does."""
@@ -277,18 +280,20 @@ class Controller:
         if self._live.budget.watts is Watts.PEAK and self._is_peak_exceeded(known.setting, since_s):
             return
         power_w = math.nan if self._last_pause_s >= since_s else mean_reading_w(self._meter, since_s)
-        if power_w > self._expected_w(known) * (1 + options.clear_excess):
+        if power_w > self._expected_w(known) and self._knowledge.is_leap(known.setting, power_w):
             self._knowledge.observe(known.setting, power_w, math.nan, options.short_s)
+            self._time_is_known = False
             self._correct(power_w)
             return
-        if now_s - options.long_s >= max(settled_s, self._observed_s):
-            power_w, step_s, paused = seen_steps(self._meter, now_s - options.long_s, self._room.idle_w)
-            self._observed_s = now_s
-            if math.isfinite(power_w) and not paused:
-                surprise = self._knowledge.observe(known.setting, power_w, step_s, options.long_s)
-                if surprise is Surprise.LEAP:
-                    self._correct(power_w)
-                    return
+        long_s = max(options.long_s, LONG_STEPS * self._usual_s)
+        if now_s - long_s >= max(settled_s, self._observed_s):
+            self._observed_s, self._time_is_known = now_s, True
+            seen = seen_steps(self._meter, now_s - long_s, self._room.idle_w)
+            power_w = seen.power_w
+            if self._knowledge.observe(known.setting, power_w, seen.step_s, long_s, seen.blur_w) is Surprise.LEAP:
+                self._correct(power_w)
+                return
+            if math.isfinite(power_w):
                 self._settle_for_best(self.state, f"{power_w:.2f} W were measured", least_gain=WORTH_A_CHANGE)
         if self.state is State.CORRECTING and now_s - settled_s >= options.long_s:
             self.state = State.HOLDING
@@ -318,7 +323,8 @@ class Controller:
         if self.setting is not None:
             self._pacer.expect(self._busy_w(self.setting), self._usual_s or math.nan)
         state = State.CORRECTING if power_w > self._room.budget_w else State.HOLDING
-        self._settle_for_best(state, f"{power_w:.2f} W were measured")
+        why = f"{power_w:.2f} W were measured" if math.isfinite(power_w) else "steps take another time"
+        self._settle_for_best(state, why)
 
     def _look_for_throttling(self, now_s: float) -> None:
         if self._throttle.is_over(now_s):
@@ -348,31 +354,19 @@ class Controller:
     # Searching
 
     def _may_search(self, now_s: float) -> bool:
-        if self.state is not State.HOLDING or self._sensor.is_lost or self._throttle.active:
+        if self.state is not State.HOLDING or self._sensor.is_lost or self._throttle.active or not self._time_is_known:
             return False
         stays_s = self._live.next_change_s(now_s - self._begun_s) - (now_s - self._begun_s)
         if now_s - self._level_s < 1.0 or stays_s < 2.0:
             return False
-        level_w, near = self._room.left_w, self._options.same_level
-        return not any(math.isclose(level_w, done_w, rel_tol=near) for done_w in self._searched_w)
+        return not self._seeker.is_done
 
     def _seek(self) -> None:
         """Ask the search what to measure next, and train with that; with nothing to ask, hold the best."""
-        level_w = self._room.left_w
-        if not math.isclose(level_w, self._search_w, rel_tol=1e-3):
-            time_s = self._room.time_at_level_s(self._elapsed_s(), self.time_left_s, self._options.same_level)
-            least_gain = max(self._options.least_gain, MEASURING_COSTS_S / time_s)
-            self._search = self._search.under(
-                self._room.search_problem(), most=self._options.most_a_level, least_gain=least_gain
-            )
-            self._search_w = level_w
-        ask = self._search.ask()
-        while ask is not None and not self._knowledge.usable(ask.setting):
-            self._search.tell(Measurement(ask.setting, status=Status.FAILED))
-            ask = self._search.ask()
+        ask = self._seeker.ask(self._elapsed_s(), self.time_left_s)
         if ask is None:
             self._check_found()
-            self._searched_w.append(level_w)
+            self._seeker.ends()
             self._settle_for_best(State.HOLDING, "the best that was measured")
             if self.setting is not None and (plan := plan_of(self._room, self._knowledge, self.setting)):
                 self._tell("plan", plan)
@@ -386,7 +380,7 @@ class Controller:
             return
         if self._room.can_pause and not self._room.has_knobs:
             self._note("warning", "One step draws much of what 5 s allow: the mean swings. Offer smaller batch sizes.")
-        elif self._searched_w:
+        elif self._seeker.has_ended_once:
             self._note("warning", error.message)
         else:
             raise error
@@ -420,7 +414,7 @@ class Controller:
         self._tell("measured", {"measurement": measurement})
         corrected = self._knowledge.drift.seen_from(measurement)
         self._knowledge.add(corrected)
-        self._search.tell(corrected)
+        self._seeker.tell(corrected)
 
     # Setting
 

@@ -82,6 +82,10 @@ class Inbox:
         self._id = number
         return text
 
+    def has_news(self) -> bool:
+        """Whether the file has changed since it was last looked into."""
+        return self._signature() != self._seen
+
     def take_news(self) -> tuple[str, str] | None:
         """Level and words, where a message was not taken, and nobody was told yet."""
         if self.error == self._told:

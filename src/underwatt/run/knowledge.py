@@ -61,6 +61,7 @@ class Knowledge:
         self._refused: set[PowerMode] = set()
         self._too_large = math.inf
         self.drift = Drift()
+        self._drift_std_w = 0.0
         for measurement in known:
             self.add(measurement)
 
@@ -72,26 +73,38 @@ class Knowledge:
         elif measurement.usable and size in self._rows:
             self._known[measurement.setting] = measurement
 
-    def observe(self, setting: Setting, power_w: float, step_s: float, seconds: float) -> Surprise:
+    def is_leap(self, setting: Setting, power_w: float, blur_w: float = 0.0) -> bool:
+        """Whether watts differ from what is known by more than measurements err: the device has changed."""
+        known = self._known[setting]
+        doubt_w = _half_width(known.power_w_ci95) + 2 * math.hypot(self._drift_std_w, blur_w)
+        return abs(power_w - known.power_w - self.drift.extra_w) > LEAP * known.power_w + doubt_w
+
+    def observe(self, setting: Setting, power_w: float, step_s: float, seconds: float, blur_w: float = 0.0) -> Surprise:
         """Watts and time of a known setting, seen over some seconds of training; how far they are from expected.
 
-        What differs a little is shared between the setting, whose measurement was short, and the device, which
-        drifts; a leap is the device's alone.
+        Either may be NaN where it was not seen; ``blur_w`` is a standard deviation of the watts beyond that of the
+        readings. What differs a little is shared between the setting, whose measurement was short, and the device,
+        which drifts; a leap is the device's alone. How large it is shows only later, for sensors lag.
         """
         known = self._known[setting]
         drift = self.drift
-        left_w = power_w - known.power_w - drift.extra_w
+        left_w = power_w - known.power_w - drift.extra_w if math.isfinite(power_w) else 0.0
         slow = step_s / known.step_s / drift.slow_factor if math.isfinite(step_s) else 1.0
-        if abs(left_w) > LEAP * known.power_w or abs(slow - 1) > 2 * LEAP:
+        leaps = math.isfinite(power_w) and self.is_leap(setting, power_w, blur_w)
+        if leaps or abs(slow - 1) > 2 * LEAP + _half_width(known.step_s_ci95) / known.step_s:
             extra_w = max(drift.extra_w + left_w, -LARGEST_RELIEF * known.power_w)
             self.drift = Drift(extra_w, min(max(drift.slow_factor * slow, 0.5), 20.0))
+            self._drift_std_w = LEAP * known.power_w
             return Surprise.LEAP
-        setting_std = max(known.power_w_ci95 / 2, LEAST_STD * known.power_w)
-        drift_std = DRIFT_STD * known.power_w
-        seen_std = SEEN_STD * known.power_w / math.sqrt(max(seconds, 0.1))
+        if not math.isfinite(power_w):
+            return Surprise.SMALL
+        setting_std = max(_half_width(known.power_w_ci95) / 2, LEAST_STD * known.power_w)
+        drift_std = math.hypot(self._drift_std_w, DRIFT_STD * known.power_w)
+        seen_std = math.hypot(SEEN_STD * known.power_w / math.sqrt(max(seconds, 0.1)), blur_w)
         variance = setting_std**2 + drift_std**2 + seen_std**2
         own, common = setting_std**2 / variance, drift_std**2 / variance
         self.drift = replace(drift, extra_w=drift.extra_w + common * left_w)
+        self._drift_std_w = drift_std * math.sqrt(1 - common)
         self._known[setting] = replace(
             known, power_w=known.power_w + own * left_w, power_w_ci95=2 * setting_std * math.sqrt(1 - own)
         )
@@ -143,3 +156,8 @@ class Knowledge:
             return min(fitting, key=lambda item: item.score(problem.goal))
         reached = [item for item in found if math.isfinite(item.time_s)]
         return min(reached, key=lambda item: item.measurement.power_w, default=None)
+
+
+def _half_width(ci95: float) -> float:
+    """Of an interval; 0 where none was recorded."""
+    return ci95 if math.isfinite(ci95) else 0.0

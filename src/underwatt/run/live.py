@@ -68,6 +68,10 @@ class LiveBudget:
         if parse_quantity(text)[2]:  # else they go on meaning what they meant
             self.budget = replace(self.budget, watts=wanted.watts, window_s=wanted.window_s)
 
+    def has_news(self) -> bool:
+        """Whether somebody asked for another budget and was not heard yet."""
+        return self._inbox is not None and self._inbox.has_news()
+
     def poll(self, elapsed_s: float) -> bool:
         """Whether somebody asked for another budget; looks a few times a second."""
         if self._inbox is None or elapsed_s < self._next_poll_s:

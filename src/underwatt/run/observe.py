@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -12,6 +13,7 @@ if TYPE_CHECKING:
 
 FEWEST_READINGS = FEWEST_STEPS = 3
 MOST_PAUSED = 0.5  # mostly idle, readings say little about steps
+IDLE_DOUBT = 0.15  # standard deviation of what a pause draws, as a share: it hangs on the clocks
 
 
 def mean_reading_w(meter: Meter, since_s: float) -> float:
@@ -20,15 +22,24 @@ def mean_reading_w(meter: Meter, since_s: float) -> float:
     return sum(watts) / len(watts) if watts else math.nan
 
 
-def seen_steps(meter: Meter, since_s: float, idle_w: float) -> tuple[float, float, bool]:
-    """Mean power of the steps, their mean time, each NaN where too little was seen, and whether there were pauses."""
+@dataclass(frozen=True, slots=True)
+class SeenSteps:
+    """Mean power of steps and their mean time, NaN where too little was seen; and how far pauses blur the power."""
+
+    power_w: float
+    step_s: float
+    blur_w: float
+
+
+def seen_steps(meter: Meter, since_s: float, idle_w: float) -> SeenSteps:
+    """What the steps since a moment drew and took, pauses between them taken off."""
     trace = meter.trace(since_s)
     if len(trace) < FEWEST_READINGS:
-        return math.nan, math.nan, False
+        return SeenSteps(math.nan, math.nan, 0.0)
     paused_s = float(meter.paused_s(trace.at_s)[-1])
     seconds = float(trace.at_s[-1] - trace.at_s[0])
-    power_w = (trace.energy_j - idle_w * paused_s) / max(seconds - paused_s, 1e-9)
-    if paused_s > MOST_PAUSED * seconds:
-        power_w = math.nan
+    busy_s = max(seconds - paused_s, 1e-9)
+    power_w = (trace.energy_j - idle_w * paused_s) / busy_s if paused_s <= MOST_PAUSED * seconds else math.nan
     times_s = meter.step_times(since_s)
-    return power_w, float(np.mean(times_s)) if len(times_s) >= FEWEST_STEPS else math.nan, paused_s > 0
+    step_s = float(np.mean(times_s)) if len(times_s) >= FEWEST_STEPS else math.nan
+    return SeenSteps(power_w, step_s, IDLE_DOUBT * idle_w * paused_s / busy_s)

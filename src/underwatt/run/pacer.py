@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 # not saved for a later one. And what steps drew too much long ago is over. Where there are pauses, a stall may be made
 # up for, but only by so small a share above the budget that no window notices.
 CREDIT_S, PAUSING_CREDIT_S, LARGEST_DEBT_S = 0.02, 1.0, 0.3
-MADE_UP = 0.008
+MADE_UP = 0.012
 FORGIVEN_S = 0.1  # the debt that is left after a measurement that drew too much
 # Where steps as such keep the budget, a debt below this is left alone: readings are noisy.
 SLACK_S = 0.02

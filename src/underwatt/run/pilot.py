@@ -123,6 +123,7 @@ class Pilot:
         if self._idle_w is not None and self._live.power_w(self._elapsed_s) < self._idle_w:
             self._check_lowest()
         self._begun_s = self.device.clock.now_s() - self._elapsed_s
+        self._meter.listen(self._hear)
         if self._log is not None:
             self._meter.listen(self._log_reading)
         stack.enter_context(self._meter)
@@ -266,7 +267,7 @@ class Pilot:
         quiet, now_s = self._quiet, self._now_s()
         self._keep_beat(now_s)
         self._loss = loss
-        if now_s < quiet.until_s and batch_size == quiet.batch_size:
+        if now_s < quiet.until_s and now_s < quiet.calm_until_s and batch_size == quiet.batch_size:
             quiet.steps += 1
             return
         self._count(batch_size, 1)
@@ -349,6 +350,9 @@ class Pilot:
             )
 
     # Telling
+
+    def _hear(self, sample: PowerSample) -> None:
+        self._quiet.heard(sample.at_s, sample.power_w, self._live.has_news())
 
     def _log_reading(self, sample: PowerSample) -> None:
         assert self._log is not None

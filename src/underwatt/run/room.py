@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from underwatt.run.live import LiveBudget
 
 # The share of the budget that is left free: small where joules are counted, more where watts are averaged.
-COUNTED_MARGIN, READ_MARGIN = 0.003, 0.01
+COUNTED_MARGIN, READ_MARGIN = 0.003, 0.004
 # A device with clocks is taken to draw at most this share of the budget in a pause: it is the lower clocks' own idling
 # that counts, and what was read at the start was read at the clocks found.
 IDLE_SHARE, MOST_IDLE_SHARE = 0.75, 0.9
