@@ -79,7 +79,7 @@ def test_the_mean_never_exceeds_the_budget(
         pacer.expect(misjudged * busy_w, step_s if knows_time else math.nan)
         hold(load, meter, pacer, step_s, busy_w, idle_w, 30.0)  # it learns
         mean_w, pauses = hold(load, meter, pacer, step_s, busy_w, idle_w, 120.0)
-        counted_j = pacer.energy_j
+        counted_j = meter.energy_j
     assert all(0 < pause_s <= LONGEST_PAUSE_S for pause_s in pauses)
     assert mean_w <= budget_w * 1.01
     # Not much is left unused either, but for what one step and its pause cannot be cut into.
@@ -123,7 +123,7 @@ def test_without_a_budget_there_is_no_pause() -> None:
         pacer.settled(500.0, 0.05, forgive=True)
         pacer.stepped(load.clock.now_s())
         assert pacer.pause_s() == 0
-        assert pacer.energy_j == pytest.approx(load.energy_j, rel=0.05)
+        assert meter.energy_j == pytest.approx(load.energy_j, rel=0.05)
 
 
 def test_what_was_drawn_less_is_no_credit() -> None:
@@ -156,13 +156,13 @@ def test_what_somebody_else_drew_is_counted_and_no_pause_is_owed_for_its_time() 
     with meter:
         pacer.expect(12.0)
         hold(load, meter, pacer, 0.05, 12.0, 4.0, 10.0)
-        before_j, begin_s = pacer.energy_j, load.clock.now_s()
+        before_j, begin_s = meter.energy_j, load.clock.now_s()
         load.drawn_w = 6.0
         load.clock.sleep(20.0)
         pacer.absent(begin_s, load.clock.now_s())
         pacer.stepped(load.clock.now_s())
         assert pacer.pause_s() == 0
-        assert pacer.energy_j - before_j == pytest.approx(120.0, rel=0.02)
+        assert meter.energy_j - before_j == pytest.approx(120.0, rel=0.02)
 
 
 def test_where_waiting_draws_as_much_as_the_budget_there_are_no_steps_until_that_changes() -> None:
@@ -216,12 +216,12 @@ def test_a_counter_of_joules_that_stops_is_not_believed() -> None:
     with meter:
         pacer.expect(12.0, 0.05)
         hold(load, meter, pacer, 0.05, 12.0, 4.0, 5.0)
-        before_j, stopped_j = pacer.energy_j, load.energy_j
+        before_j, stopped_j = meter.energy_j, load.energy_j
         load.read_power = lambda: PowerSample(load.clock.now_s(), load.drawn_w, stopped_j)  # type: ignore[method-assign]
         load.drawn_w = 12.0
         load.clock.sleep(30.0)
         pacer.skip(load.clock.now_s())
-    assert pacer.energy_j - before_j == pytest.approx(360.0, rel=0.02)
+    assert meter.energy_j - before_j == pytest.approx(360.0, rel=0.02)
 
 
 def test_a_lower_budget_holds_at_once() -> None:
@@ -240,9 +240,9 @@ def test_a_counter_that_runs_backwards_is_not_believed() -> None:
         pacer.expect(12.0)
         hold(load, meter, pacer, 0.05, 12.0, 4.0, 5.0)
         load.energy_j -= 1000.0  # the driver was loaded again
-        before_j: Any = pacer.energy_j
+        before_j: Any = meter.energy_j
         hold(load, meter, pacer, 0.05, 12.0, 4.0, 5.0)
-    assert pacer.energy_j - before_j == pytest.approx(40.0, rel=0.1)
+    assert meter.energy_j - before_j == pytest.approx(40.0, rel=0.1)
 
 
 @pytest.mark.parametrize("counter", [True, False])

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, TypeVar
 import numpy as np
 
 from underwatt.errors import MeasureError, SensorError
+from underwatt.profile.joules import Joules
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -97,6 +98,8 @@ class Meter:
         self._failing: tuple[float, SensorError] | None = None  # since the last reading that worked
         self._failed: tuple[float, SensorError] | None = None  # the newest that left too long a gap
         self._missed = 0
+        self._joules = Joules()
+        self.energy_j = 0.0  # drawn since the first reading, as far as it was read
         self._listeners: list[Callable[[PowerSample], None]] = []
         self._timer: Timer | None = None
 
@@ -157,7 +160,9 @@ class Meter:
             error.__cause__ = exc
             self._failing = (self._now_s(), error)
             return
-        gap_s = sample.at_s - self._samples[-1].at_s if self._samples else 0.0
+        newest = self.newest
+        gap_s = sample.at_s - newest.at_s if newest else 0.0
+        self.energy_j += self._joules.between(newest, sample) if newest else 0.0
         self._missed += max(0, round(gap_s / self._period_s) - 1)
         if self._failing is not None:
             if gap_s > BRIDGED_PERIODS * self._period_s:

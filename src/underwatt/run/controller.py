@@ -139,8 +139,7 @@ class Controller:
         above = options.calm_above if self._live.budget.watts is Watts.MEAN else 0.0
         changes_s = self._begun_s + self._same_until_s - options.look_s - self._usual_s
         self.quiet.batch_size, self.quiet.calm_w = batch_size, self._room.budget_w * (1 + above)
-        look_s = options.calm_look_s if math.isinf(self._most_j) else options.look_s  # joules are counted by looking
-        self.quiet.until_s = min(now_s + look_s, changes_s)
+        self.quiet.until_s = min(now_s + options.calm_look_s, changes_s)
 
     def out_of_memory(self, batch_size: int) -> Setting:
         """A step of this batch size did not fit: go back to one that does."""
@@ -180,7 +179,7 @@ class Controller:
     @property
     def energy_j(self) -> float:
         """Drawn since the training began, as far as it was read."""
-        return self.energy_before_j + self._pacer.energy_j
+        return self.energy_before_j + self._meter.energy_j
 
     @property
     def pausing(self) -> bool:

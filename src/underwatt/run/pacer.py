@@ -12,6 +12,8 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
+from underwatt.profile.joules import Joules
+
 if TYPE_CHECKING:
     from underwatt.profile.meter import Meter
     from underwatt.records import PowerSample
@@ -34,8 +36,6 @@ SHORTEST_PAUSE_S, LONGEST_PAUSE_S = 0.001, 0.25
 LEAST_BUSY, MOSTLY_PAUSED = 0.02, 0.9
 # Idling must draw at least this share less than the budget, or pausing pays nothing back.
 LEAST_RELIEF = 0.02
-# A counter of joules that has not moved for so long, while power is read, has stopped.
-STOPPED_S = 2.0
 
 
 class Pacer:
@@ -50,14 +50,13 @@ class Pacer:
         self._debt_j = 0.0
         self._last: PowerSample | None = None
         self._counted_s = now_s
-        self._counter = _Counter()
+        self._joules = Joules()
         self._paused_s = self._usual_s = self._steps = 0.0  # not matched with readings yet
         self._busy_from_s = now_s  # when the last pause ended
         self._owed_s = 0.0  # pauses that are due
         self._absent_s = (-math.inf, -math.inf)
         self.at_ease = False  # whether the last step was followed by no pause, and none is due
         self.short_s = 0.0  # how long pauses have drawn more than the budget
-        self.energy_j = 0.0  # drawn since the start, as far as it was read
 
     @property
     def can_hold(self) -> bool:
@@ -156,8 +155,7 @@ class Pacer:
 
     def _add(self, before: PowerSample, after: PowerSample) -> None:
         seconds = after.at_s - before.at_s
-        drawn_j = self._counter.drawn_j(before, after)
-        self.energy_j += drawn_j
+        drawn_j = self._joules.between(before, after)
         paused_s = min(self._paused_s, seconds)
         self._paused_s -= paused_s
         if self._budget_w == math.inf:
@@ -211,26 +209,3 @@ class _StepCost:
         """The share of the time that steps may take, as long as they usually do."""
         left_j = (budget_w - idle_w) * self._unit_s * self._units
         return 1.0 if self._units_j <= left_j else left_j / self._units_j
-
-
-class _Counter:
-    """Joules between two readings: by the hardware's counter, unless there is none, or it has stopped."""
-
-    def __init__(self) -> None:
-        self._still_s = self._still_j = 0.0
-
-    def drawn_j(self, before: PowerSample, after: PowerSample) -> float:
-        """Joules from one reading to the next."""
-        seconds = after.at_s - before.at_s
-        read_j = (before.power_w + after.power_w) / 2 * seconds
-        if after.energy_j is None or before.energy_j is None or after.energy_j < before.energy_j:
-            return read_j
-        if after.energy_j > before.energy_j:
-            self._still_s = self._still_j = 0.0
-            return after.energy_j - before.energy_j
-        self._still_s += seconds
-        if self._still_s > STOPPED_S:
-            waiting_j, self._still_j = self._still_j, 0.0
-            return waiting_j + read_j
-        self._still_j += read_j
-        return 0.0

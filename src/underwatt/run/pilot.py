@@ -243,7 +243,6 @@ class Pilot:
     def offer(self, batch_sizes: Sequence[int]) -> None:
         """Choose among these batch sizes from the next step on; what was measured and drawn so far stays counted."""
         self._sizes = tuple(sorted(set(batch_sizes)))
-        self._energy_j = self.controller.energy_j
         self._count(0, 0)
         self._controller = self._make_controller()
         self._controller.progressed(self.share)
