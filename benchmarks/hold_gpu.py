@@ -91,6 +91,9 @@ def train(name: str, method: str, budgets_w: list[float]) -> list[dict[str, Any]
                 "mean_w": mean_w,
                 "mean_over_pct": 100 * (mean_w / budget_w - 1),
                 "worst_5s_over_pct": worst(part_s, part_j, budget_w),
+                "worst_5s_over_pct_late_too": worst(part_s, part_j, budget_w, np.inf),
+                "late_readings": int((np.diff(part_s) > LATE_S).sum()),
+                "readings": len(part_s),
                 "worst_5s_over_pct_since_change": worst(at_s[first], counter_j[first], budget_w),
                 "samples_per_s": sum(trained) / (part_s[-1] - part_s[0]),
                 "batch_sizes": {size: trained.count(size) for size in sorted(set(trained))},
@@ -101,13 +104,13 @@ def train(name: str, method: str, budgets_w: list[float]) -> list[dict[str, Any]
     return rows
 
 
-def worst(at_s: Any, counter_j: Any, budget_w: float) -> float:
+def worst(at_s: Any, counter_j: Any, budget_w: float, late_s: float = LATE_S) -> float:
     """The highest mean of any window, in percent above the budget.
 
     The card's counter moves ten times a second and is read when it does. A reading that came late, because the machine
     was busy, may tell of a moment up to a tenth of a second ago: it begins and ends no window.
     """
-    timely = np.diff(at_s, prepend=at_s[0]) <= LATE_S
+    timely = np.diff(at_s, prepend=at_s[0]) <= late_s
     at_s, counter_j = at_s[timely], counter_j[timely]
     ends_j = np.interp(at_s + WINDOW_S, at_s, counter_j)
     whole = at_s + WINDOW_S <= at_s[-1]

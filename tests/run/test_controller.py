@@ -29,11 +29,11 @@ from underwatt.records import Measurement, Setting, Status
 from underwatt.run.inbox import Inbox, post_budget
 from underwatt.run.live import LiveBudget
 from underwatt.run.options import State
+from underwatt.run.room import READ_MARGIN
 from underwatt.run.samples import SampleTable
 from underwatt.run.seeker import Seeker
 
 SETTLED_S = 40.0
-READ_MARGIN = 0.01  # left free where watts are averaged and joules not counted
 
 
 # Searching and holding
@@ -105,6 +105,15 @@ def test_without_a_bound_on_watts_it_is_simply_fast_and_thinks_no_more_than_with
         assert (run.controller.setting.mode.gpu_mhz or 0) >= 0.8 * run.device.space.highest.gpu_mhz
         assert run.controller.pause_share == 0
         assert asked <= 10
+
+
+def test_a_partial_batch_first_does_not_keep_a_setting_from_being_measured() -> None:
+    with running(virtual(), watts(9.0), options=QUICK) as run:
+        run.train(3.5)
+        assert run.controller.state is State.SEARCHING
+        run.controller.after_step(3)  # the last batch of an epoch
+        run.train(60, until=lambda: run.controller.state is State.HOLDING)
+        assert run.controller.state is State.HOLDING
 
 
 # Budgets that change

@@ -25,7 +25,6 @@ from underwatt.records import Status
 from underwatt.run.options import ControlOptions
 
 SETTLED_S = 40.0
-READ_MARGIN = 0.01  # left free where watts are averaged and joules not counted
 
 
 def test_a_sensor_lost_during_the_first_measurement_is_waited_for() -> None:

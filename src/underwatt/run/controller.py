@@ -15,10 +15,11 @@ from typing import TYPE_CHECKING, Any
 
 from underwatt.errors import ApplyError, ModeError, NotPermittedError, SensorError
 from underwatt.plan.budget import Watts
+from underwatt.plan.duty import DEFAULT_WINDOW_S
 from underwatt.profile.measure import Measuring
 from underwatt.profile.steady import Settling
 from underwatt.records import Measurement, Setting, Status
-from underwatt.run.knowledge import Knowledge, Surprise
+from underwatt.run.knowledge import LEAP, Knowledge, Surprise
 from underwatt.run.observe import mean_reading_w, seen_steps
 from underwatt.run.options import ControlOptions, Quiet, State
 from underwatt.run.pacer import Pacer
@@ -89,7 +90,7 @@ class Controller:
         self._steps_since_change = self._refused = 0
         self._share_done = 0.0
         self._paused_s = 0.0
-        self._time_is_known = True  # not after a leap of power until steps were timed anew
+        self._time_unknown_until_s = -math.inf  # after a leap of power steps are timed anew before a search goes on
         self._last_pause_s = self._observed_s = self._settled_s = -math.inf
         self.setting: Setting | None = None
 
@@ -111,15 +112,19 @@ class Controller:
         steps, quiet.steps, quiet.until_s = quiet.steps + 1, 0, -math.inf
         if batch_size == setting.batch_size:
             self._steps_since_change += steps
-            if self._measuring is None and self.state is State.SEARCHING and self._steps_since_change == 1:
+            if self._measuring is None and self.state is State.SEARCHING:
                 self._measuring = self._start_measuring(now_s)
+        budget_w = self._room.budget_w
         if now_s >= self._next_look_s:
             self._look(now_s)
         if self._measuring is not None and self._room.has_knobs:
             self._pacer.skip(now_s)  # a pause would blur the reading
             return
+        if steps > 1 and self._room.budget_w != budget_w:
+            self._pacer.skip(now_s)  # the quiet steps kept the budget that was in force
+            return
         self._pacer.stepped(now_s, steps * batch_size / setting.batch_size)
-        if self._pacer.at_ease and self._measuring is None and self.setting is setting:
+        if self._pacer.at_ease and self.state is not State.SEARCHING and self.setting is setting:
             self._be_quiet(now_s, setting.batch_size)
             return
         while (pause_s := self._pacer.pause_s()) > 0 and self.energy_j < self._most_j:
@@ -135,11 +140,12 @@ class Controller:
 
     def _be_quiet(self, now_s: float, batch_size: int) -> None:
         """Nothing is to be done for a while, if readings are calm."""
-        options = self._options
-        above = options.calm_above if self._live.budget.watts is Watts.MEAN else 0.0
+        options, budget = self._options, self._live.budget
         changes_s = self._begun_s + self._same_until_s - options.look_s - self._usual_s
-        self.quiet.batch_size, self.quiet.calm_w = batch_size, self._room.budget_w * (1 + above)
-        self.quiet.until_s = min(now_s + options.calm_look_s, changes_s)
+        self.quiet.batch_size, self.quiet.calm_w = batch_size, self._room.budget_w * (1 + options.calm_above)
+        # Single readings, and means over a moment, do not wait.
+        is_long = budget.watts is Watts.MEAN and (budget.window_s or DEFAULT_WINDOW_S) >= DEFAULT_WINDOW_S
+        self.quiet.until_s = min(now_s + options.calm_look_s, changes_s) if is_long else self._next_look_s
 
     def out_of_memory(self, batch_size: int) -> Setting:
         """A step of this batch size did not fit: go back to one that does."""
@@ -279,16 +285,21 @@ class Controller:
         if self._live.budget.watts is Watts.PEAK and self._is_peak_exceeded(known.setting, since_s):
             return
         power_w = math.nan if self._last_pause_s >= since_s else mean_reading_w(self._meter, since_s)
-        if power_w > self._expected_w(known) and self._knowledge.is_leap(known.setting, power_w):
+        clearly_w = math.inf if self._room.can_pause else self._room.budget_w * (1 + LEAP)  # pauses hold it meanwhile
+        if power_w > self._knowledge.expected_w(known) and (
+            power_w > clearly_w or self._knowledge.is_leap(known.setting, power_w)
+        ):
             self._knowledge.observe(known.setting, power_w, math.nan, options.short_s)
-            self._time_is_known = False
+            self._time_unknown_until_s = now_s + 2 * options.long_s
             self._correct(power_w)
             return
         long_s = max(options.long_s, LONG_STEPS * self._usual_s)
         if now_s - long_s >= max(settled_s, self._observed_s):
-            self._observed_s, self._time_is_known = now_s, True
+            self._observed_s = now_s
             seen = seen_steps(self._meter, now_s - long_s, self._room.idle_w)
             power_w = seen.power_w
+            if math.isfinite(seen.step_s):
+                self._time_unknown_until_s = -math.inf
             if self._knowledge.observe(known.setting, power_w, seen.step_s, long_s, seen.blur_w) is Surprise.LEAP:
                 self._correct(power_w)
                 return
@@ -307,9 +318,6 @@ class Controller:
         self._knowledge.saw_peak(setting, peak_w)
         self._settle_for_best(State.CORRECTING, f"{peak_w:.2f} W were read")
         return True
-
-    def _expected_w(self, known: Measurement) -> float:
-        return known.power_w + self._knowledge.drift.extra_w
 
     def _correct(self, power_w: float) -> None:
         """The device has changed: plan again with what is left of the budget."""
@@ -353,7 +361,9 @@ class Controller:
     # Searching
 
     def _may_search(self, now_s: float) -> bool:
-        if self.state is not State.HOLDING or self._sensor.is_lost or self._throttle.active or not self._time_is_known:
+        if self.state is not State.HOLDING or self._sensor.is_lost or self._throttle.active:
+            return False
+        if now_s < self._time_unknown_until_s:
             return False
         stays_s = self._live.next_change_s(now_s - self._begun_s) - (now_s - self._begun_s)
         if now_s - self._level_s < 1.0 or stays_s < 2.0:
@@ -455,7 +465,7 @@ class Controller:
         if setting != before or state is State.SEARCHING:
             self._changed_s = now_s
             self._steps_since_change = 0
-            self._usual_s, expected_w = self._step_s(), self._busy_w(setting)
+            self._usual_s, expected_w = self._knowledge.step_s(setting), self._busy_w(setting)
             newest = self._meter.newest
             self._settled_s, blind_until_s = now_s + self._options.settle_s, -math.inf
             if self._knowledge.of(setting) is not None and expected_w is not None and newest is not None:
@@ -469,7 +479,7 @@ class Controller:
         """What a step is reckoned to draw; where pauses are all there is, too much rather than too little."""
         known = self._knowledge.of(setting)
         if known is not None:
-            return self._expected_w(known)
+            return self._knowledge.expected_w(known)
         if self._room.has_knobs or not self._room.can_pause:
             return None
         highest_w = max((m.power_w for m in self._knowledge.measurements()), default=0.0)
@@ -485,7 +495,3 @@ class Controller:
 
     def _elapsed_s(self) -> float:
         return self._now_s() - self._begun_s
-
-    def _step_s(self) -> float:
-        known = self._knowledge.of(self.setting) if self.setting else None
-        return known.step_s * self._knowledge.drift.slow_factor if known else 0.0

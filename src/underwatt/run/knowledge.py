@@ -127,6 +127,15 @@ class Knowledge:
         """What is known of a setting."""
         return self._known.get(setting)
 
+    def expected_w(self, known: Measurement) -> float:
+        """What a measured setting draws now."""
+        return known.power_w + self.drift.extra_w
+
+    def step_s(self, setting: Setting) -> float:
+        """What a step at a setting takes now; 0 where that is not known."""
+        known = self._known.get(setting)
+        return known.step_s * self.drift.slow_factor if known else 0.0
+
     def measurements(self) -> tuple[Measurement, ...]:
         """Everything that may be used."""
         return tuple(m for m in self._known.values() if self.usable(m.setting))

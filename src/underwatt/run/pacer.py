@@ -10,6 +10,7 @@ that was read, the mean is exact in the long run.
 from __future__ import annotations
 
 import math
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from underwatt.profile.joules import Joules
@@ -147,13 +148,23 @@ class Pacer:
         """Count the readings since the last look."""
         if self._meter.newest is self._last:
             return
-        for sample in self._meter.readings_after(self._counted_s):
-            if self._last is not None:
-                self._add(self._last, sample)
-            self._last = sample
-            self._counted_s = sample.at_s
+        samples = self._meter.readings_after(self._counted_s)
+        if not samples:
+            return
+        if self._last is not None:
+            samples.insert(0, self._last)
+        # Steps since the last look belong to all readings since then, alike.
+        span_s = max(samples[-1].at_s - samples[0].at_s, 1e-9)
+        usual_s, steps = self._usual_s, self._steps
+        if len(samples) > 1:
+            self._usual_s = self._steps = 0.0
+        for before, after in pairwise(samples):
+            share = (after.at_s - before.at_s) / span_s
+            self._add(before, after, share * usual_s, share * steps)
+        self._last = samples[-1]
+        self._counted_s = self._last.at_s
 
-    def _add(self, before: PowerSample, after: PowerSample) -> None:
+    def _add(self, before: PowerSample, after: PowerSample, usual_s: float, steps: float) -> None:
         seconds = after.at_s - before.at_s
         drawn_j = self._joules.between(before, after)
         paused_s = min(self._paused_s, seconds)
@@ -163,8 +174,7 @@ class Pacer:
         short = paused_s > MOSTLY_PAUSED * seconds and drawn_j > self._budget_w * seconds
         self.short_s = self.short_s + seconds if short else 0.0
         elsewhere = before.at_s < self._absent_s[1] and after.at_s > self._absent_s[0]
-        cost, usual_s, steps = self._cost, self._usual_s, self._steps
-        self._usual_s = self._steps = 0.0
+        cost = self._cost
         pausing = cost is not None and cost.share(self._budget_w, self._idle_w) < 1
         if cost is not None and not elsewhere:
             if before.at_s < self._blind_until_s:

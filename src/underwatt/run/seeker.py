@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 # Without knobs there are only some batch sizes: so many of them are worth a look in any case.
 MOST_BATCH_SIZES = 8
-CAUTION_TO_FIT = 2.0  # while training, a setting that may not fit is hardly worth a try
+CAUTION_TO_FIT = 4.0  # while training, a setting that may not fit is hardly worth a try
 # Training on while another setting is measured costs about so many seconds: a few at a setting that is somewhat slower.
 MEASURING_COSTS_S = 0.6
 
