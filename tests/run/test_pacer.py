@@ -275,3 +275,18 @@ def test_pauses_for_another_process_end_with_it() -> None:
         assert during_w <= 8.0 * 1.02
         hold(load, meter, pacer, 0.05, 7.8, 4.0, 60.0)
         assert hold(load, meter, pacer, 0.05, 7.8, 4.0, 20.0)[1] == []
+
+
+@pytest.mark.parametrize("quiet_steps", [1, 40])
+def test_steps_that_were_reported_together_are_forgotten_as_soon_as_others(quiet_steps: int) -> None:
+    load = Load(counter=False)
+    with Meter(load) as meter:  # type: ignore[arg-type]
+        pacer = Pacer(meter, 4.0, 0.0)
+        pacer.set_budget(10.0, 4.0)
+        pacer.expect(9.0, 0.05)
+        for _ in range(2400 // quiet_steps):
+            load.drawn_w = 9.0
+            load.clock.sleep(0.05 * quiet_steps)
+            pacer.stepped(load.clock.now_s(), quiet_steps)
+        hold(load, meter, pacer, 0.05, 14.0, 4.0, 15.0)
+        assert hold(load, meter, pacer, 0.05, 14.0, 4.0, 5.0)[0] <= 10.0 * 1.04
