@@ -110,14 +110,12 @@ class Problem:
 
     def log_steps_of(self, row: int) -> float:
         """Log of the expected steps to the target of one candidate; inf where it is never reached."""
-        size = self.candidates.batch_size[row]
-        return float(self.log_samples[row] + self.log_samples_std[row] ** 2 / 2 - np.log(size))
+        return float(_log_steps(self.log_samples[row], self.log_samples_std[row], self.candidates.batch_size[row]))
 
     @property
     def log_steps(self) -> Floats:
         """Log of the expected steps to the target; inf where it is never reached."""
-        # The mean of a log-normal: the risk of needing many more samples counts.
-        return np.asarray(self.log_samples + self.log_samples_std**2 / 2 - np.log(self.candidates.batch_size))
+        return _log_steps(self.log_samples, self.log_samples_std, self.candidates.batch_size)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -286,6 +284,11 @@ def rows_of(candidates: SettingArray, setting: Setting) -> NDArray[np.intp]:
     for at, value in enumerate(setting.mode.knobs().values()):
         rows = rows[candidates.values[rows, at] == value]
     return rows
+
+
+def _log_steps(log_samples: Floats, std: Floats, batch_size: Floats) -> Floats:
+    # The mean of a log-normal: the risk of needing many more samples counts.
+    return np.asarray(log_samples + np.square(std) / 2 - np.log(batch_size))
 
 
 def normal_cdf(values: Floats) -> Floats:

@@ -87,7 +87,7 @@ class Controller:
         self._next_look_s = self._next_drift_s = self._next_search_s = self._same_until_s = -math.inf
         self._usual_s = 0.0  # what a step takes at the setting in use
         self._changed_s = self._level_s = self._begun_here_s = self._now_s()
-        self._steps_since_change = self._refused = 0
+        self._refused = 0
         self._share_done = 0.0
         self._paused_s = 0.0
         self._time_unknown_until_s = -math.inf  # after a leap of power steps are timed anew before a search goes on
@@ -110,10 +110,8 @@ class Controller:
         now_s, setting, quiet = self._now_s(), self.setting, self.quiet
         assert setting is not None, "a training begins with one"
         steps, quiet.steps, quiet.until_s = quiet.steps + 1, 0, -math.inf
-        if batch_size == setting.batch_size:
-            self._steps_since_change += steps
-            if self._measuring is None and self.state is State.SEARCHING:
-                self._measuring = self._start_measuring(now_s)
+        if self._measuring is None and self.state is State.SEARCHING and batch_size == setting.batch_size:
+            self._measuring = self._start_measuring(now_s)
         budget_w = self._room.budget_w
         if now_s >= self._next_look_s:
             self._look(now_s)
@@ -356,7 +354,6 @@ class Controller:
         """Start the measurement under way again with the next step."""
         if self.state is State.SEARCHING:
             self._measuring = None
-            self._steps_since_change = 0
 
     # Searching
 
@@ -464,7 +461,6 @@ class Controller:
         self.setting, self.state, self.quiet.until_s = setting, state, -math.inf
         if setting != before or state is State.SEARCHING:
             self._changed_s = now_s
-            self._steps_since_change = 0
             self._usual_s, expected_w = self._knowledge.step_s(setting), self._busy_w(setting)
             newest = self._meter.newest
             self._settled_s, blind_until_s = now_s + self._options.settle_s, -math.inf
