@@ -27,10 +27,10 @@ from scipy.stats import ttest_ind
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "examples"))
 
 import jobs
-from underwatt.workload.training import Training
+from underwatt.jobs.training import Training
 
 if TYPE_CHECKING:
-    from underwatt.workload.job import Job
+    from underwatt.jobs.job import Job
 
 SEEDS = 5
 SAMPLES = {"digits_small": 30_000, "char_transformer_small": 64_000}

@@ -26,10 +26,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from underwatt.adapters.tuner import tune
 from underwatt.device.clock import SystemClock
 from underwatt.device.space import ModeSpace
 from underwatt.records import Capability, DeviceInfo, DeviceState, PowerMode, PowerSample
-from underwatt.run.tuner import tune
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

@@ -23,13 +23,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from underwatt.converge.curve import fit_convergence, targets_of
-from underwatt.converge.runs import spread_batch_sizes
+from underwatt.convergence.curve import fit_convergence, targets_of
 from underwatt.errors import InputError
-from underwatt.profile.exchange import read_file
+from underwatt.store.exchange import read_file
+from underwatt.studies.study import spread_batch_sizes
 
 if TYPE_CHECKING:
-    from underwatt.converge.curve import ConvergenceCurve
+    from underwatt.convergence.curve import ConvergenceCurve
     from underwatt.records import ConvergenceRun
 
 Z90 = 1.6449

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from underwatt.workload.lr import scaled_lr
+from underwatt.jobs.job import scaled_lr
 
 if TYPE_CHECKING:
     from collections.abc import Callable

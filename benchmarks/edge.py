@@ -2,7 +2,7 @@
 
     python benchmarks/edge.py --json OUT [--convergence FILE]
 
-Simulated: the boards (time, power, sensor; their constants come from ``underwatt.device.virtual.boards``, never from
+Simulated: the boards (time, power, sensor; their constants come from ``underwatt.drivers.virtual.boards``, never from
 here). Real: the networks' counted costs, and samples to target by batch size from trainings on a real GPU
 (``record_convergence.py``; proxy and target are different data). Methods know convergence through the *proxy* runs; all
 are judged by the target's own runs and the boards' own truth.
@@ -41,21 +41,23 @@ from models.efficientvit import EfficientViT
 from models.mobilenet import MobileNetV2
 from models.resnet import ResNet18
 from models.transformer import CharTransformer
-from underwatt.converge.curve import fit_convergence
+from underwatt.budget import Budget, parse_budget
+from underwatt.convergence.curve import fit_convergence
 from underwatt.device.registry import open_device
 from underwatt.device.session import Session
-from underwatt.device.virtual.device import VirtualJetson
+from underwatt.drivers.virtual.device import VirtualJetson
+from underwatt.drivers.virtual.physics import Clocks, step_power, step_times
 from underwatt.errors import BudgetError, InputError, OutOfMemoryError, UnderwattError
-from underwatt.physics import Clocks, step_power, step_times
-from underwatt.plan import Budget, Problem, parse_budget, search_setting
-from underwatt.plan.baselines import Table, by_clock_alone, largest_batch
-from underwatt.predict import SettingArray
-from underwatt.profile.measure import measure
-from underwatt.profile.steady import Settling
+from underwatt.jobs.cost import count_cost
+from underwatt.jobs.job import Job
+from underwatt.jobs.simulated import SimulatedWorkload
+from underwatt.measure.measurement import measure
+from underwatt.measure.steady import Settling
+from underwatt.planning.problem import Problem
+from underwatt.planning.search import search_setting
+from underwatt.predict.base import SettingArray
 from underwatt.records import ConvergenceRun, Measurement, Setting, WorkloadCost, WorkloadInfo
-from underwatt.workload.cost import count_cost
-from underwatt.workload.job import Job
-from underwatt.workload.simulated import SimulatedWorkload
+from underwatt.rivals.choices import Table, by_clock_alone, largest_batch
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -22,14 +22,14 @@ from typing import Any
 
 import torch
 
-from underwatt.device.nvml import NvmlDevice
 from underwatt.device.session import Session
-from underwatt.profile.measure import MeasureOptions, measure
-from underwatt.profile.meter import Meter
-from underwatt.profile.steady import Settling
+from underwatt.drivers.nvml import NvmlDevice
+from underwatt.jobs.load import load_job
+from underwatt.jobs.torch_job import TorchRun, TorchWorkload
+from underwatt.measure.measurement import MeasureOptions, measure
+from underwatt.measure.meter import Meter
+from underwatt.measure.steady import Settling
 from underwatt.records import PowerMode, Setting, to_json
-from underwatt.workload.load import load_job
-from underwatt.workload.torch_job import TorchRun, TorchWorkload
 
 EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
 JOBS = ("resnet18", "char_transformer")

@@ -38,15 +38,13 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 from edge import RECORD, World, convergence, costs, make_world, virtual
-from underwatt.converge.curve import fit_convergence
+from underwatt.budget import Budget, Schedule
+from underwatt.control.controller import Controller
+from underwatt.control.live import LiveBudget
+from underwatt.convergence.curve import fit_convergence
 from underwatt.device.session import Session
-from underwatt.plan import Budget, Problem
-from underwatt.plan.duty import can_pause
-from underwatt.plan.schedule import Schedule
-from underwatt.profile.meter import Meter
-from underwatt.run.controller import Controller
-from underwatt.run.idle import measure_idle
-from underwatt.run.live import LiveBudget
+from underwatt.measure.meter import Meter, measure_idle
+from underwatt.planning.problem import Problem, can_pause
 
 MODEL = "resnet18"
 # 15, 7 and 12 W where the board's range allows them; the same shape within the range of the others.

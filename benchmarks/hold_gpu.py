@@ -23,14 +23,13 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "examples"))
 
 import jobs
+from underwatt.budget import Budget, Schedule
+from underwatt.control.live import LiveBudget
+from underwatt.control.pilot import Pilot
 from underwatt.device.registry import open_device
-from underwatt.plan import Budget
-from underwatt.plan.schedule import Schedule
-from underwatt.run.completion import Completion
-from underwatt.run.live import LiveBudget
-from underwatt.run.pilot import Pilot
-from underwatt.workload.identity import job_info
-from underwatt.workload.training import Training
+from underwatt.jobs.identity import job_info
+from underwatt.jobs.loop import Completion
+from underwatt.jobs.training import Training
 
 SIZES = {"resnet18": (64, 128, 256, 512, 1024), "char_transformer": (32, 64, 128, 256, 512)}
 WINDOW_S = 5.0

@@ -28,18 +28,17 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from underwatt.converge.curve import fit_convergence
-from underwatt.converge.runs import spread_batch_sizes
+from underwatt.budget import Budget
+from underwatt.convergence.curve import fit_convergence
 from underwatt.errors import BudgetError, InputError, UnderwattError
-from underwatt.plan.baselines import Table, default_batch, fastest_throughput, largest_batch
-from underwatt.plan.budget import Budget
-from underwatt.plan.known import without_repeats
-from underwatt.plan.problem import Problem
-from underwatt.plan.published import choose_published
-from underwatt.plan.search import search_setting
-from underwatt.predict import SettingArray
-from underwatt.profile.exchange import read_file
+from underwatt.planning.choice import without_repeats
+from underwatt.planning.problem import Problem
+from underwatt.planning.search import search_setting
+from underwatt.predict.base import SettingArray
 from underwatt.records import to_json
+from underwatt.rivals.choices import Table, choose_published, default_batch, fastest_throughput, largest_batch
+from underwatt.store.exchange import read_file
+from underwatt.studies.study import spread_batch_sizes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

@@ -1,6 +1,6 @@
 """Makes the built-in references: tables of a common workload on every virtual board, in simulation.
 
-    python benchmarks/make_references.py [--out src/underwatt/predict/references]
+    python benchmarks/make_references.py [--out src/underwatt/store/builtin]
 
 Each holds the true (noiseless) figures of some hundred settings of one board, and says ``simulated`` in its name.
 Run it again when the boards' constants change.
@@ -15,15 +15,15 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from underwatt.cli.demo_job import RESNET18
-from underwatt.device.virtual.board import VirtualBoard
-from underwatt.device.virtual.boards import BOARDS
+from underwatt.demo.job import RESNET18
+from underwatt.drivers.virtual.board import VirtualBoard
+from underwatt.drivers.virtual.boards import BOARDS
 from underwatt.errors import OutOfMemoryError
 
 if TYPE_CHECKING:
     from underwatt.records import PowerMode
 
-OUT = Path(__file__).resolve().parent.parent / "src" / "underwatt" / "predict" / "references"
+OUT = Path(__file__).resolve().parent.parent / "src" / "underwatt" / "store" / "builtin"
 MODES = 75
 BATCH_SIZES = (4, 16, 64, 128)
 

@@ -4,8 +4,8 @@
 
 Random (board, job, mode, batch size) cases, one after the other on the same five boards as in a profile: a board stays
 as warm as the last case left it, and how quickly its sensor settles is learned on the way. Each is measured by
-``underwatt.profile.measure`` through nothing but the simulated sensor and the ends of the steps. Truth: the board's own
-physics at the temperature it had meanwhile. Beside it, the time that PowerTrain's fixed procedure takes: 2.5 s of
+``underwatt.measure.measurement`` through nothing but the simulated sensor and the ends of the steps. Truth: the board's
+own physics at the temperature it had meanwhile. Beside it, the time that PowerTrain's fixed procedure takes: 2.5 s of
 settling and 40 mini-batches.
 """
 
@@ -22,13 +22,13 @@ from typing import TYPE_CHECKING
 from underwatt.device.registry import open_device
 from underwatt.device.session import Session
 from underwatt.errors import OutOfMemoryError
-from underwatt.profile.measure import measure
-from underwatt.profile.steady import Settling
+from underwatt.jobs.simulated import SimulatedWorkload
+from underwatt.measure.measurement import measure
+from underwatt.measure.steady import Settling
 from underwatt.records import Setting, Status, WorkloadCost, WorkloadInfo
-from underwatt.workload.simulated import SimulatedWorkload
 
 if TYPE_CHECKING:
-    from underwatt.device.virtual.device import VirtualJetson
+    from underwatt.drivers.virtual.device import VirtualJetson
 
 BOARDS = ("nano", "tx2-nx", "xavier-agx", "orin-nano", "orin-agx")
 BATCH_SIZES = (4, 8, 16, 32, 64, 128)

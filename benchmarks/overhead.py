@@ -18,12 +18,12 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from underwatt.device.jetson import JetsonDevice
 from underwatt.device.registry import find_addresses, open_device
-from underwatt.device.virtual.board import VirtualBoard
-from underwatt.device.virtual.boards import BOARDS
-from underwatt.device.virtual.sysfs_tree import SysfsBoard
-from underwatt.profile.meter import Meter
+from underwatt.drivers.jetson.device import JetsonDevice
+from underwatt.drivers.virtual.board import VirtualBoard
+from underwatt.drivers.virtual.boards import BOARDS
+from underwatt.drivers.virtual.sysfs import SysfsBoard
+from underwatt.measure.meter import Meter
 
 if TYPE_CHECKING:
     from underwatt.device.base import Device

@@ -18,8 +18,8 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from underwatt.physics import Clocks, Floats
-from underwatt.physics_fit import Fit, fit
+from physics_fit import Fit, fit
+from underwatt.drivers.virtual.physics import Clocks, Floats
 
 PUBLISHED = ("8–9", "4")  # PowerTrain's network, trained on every mode
 COLUMNS = ("cores", "cpu_mhz", "gpu_mhz", "mem_mhz", "time_ms", "power_w")

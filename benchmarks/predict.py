@@ -21,10 +21,12 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 
 from underwatt.errors import InputError, UnderwattError
-from underwatt.predict import FewShot, PowerTrain, SettingArray, first_settings
-from underwatt.predict.observations import observe
+from underwatt.predict.base import SettingArray, observe
+from underwatt.predict.design import first_settings
+from underwatt.predict.fewshot import FewShot
 from underwatt.predict.validate import Z90
 from underwatt.records import DeviceInfo, Measurement, Prediction, Profile, WorkloadInfo
+from underwatt.rivals.predictors import PowerTrain
 from underwatt.tables import read_powertrain_table
 
 if TYPE_CHECKING:

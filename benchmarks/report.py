@@ -23,13 +23,13 @@ from typing import Any
 
 import numpy as np
 
+from underwatt.budget import parse_budget
 from underwatt.device.registry import open_device
-from underwatt.plan import parse_budget
-from underwatt.predict import SettingArray
+from underwatt.predict.base import SettingArray
 from underwatt.records import ConvergenceRun, Measurement, Profile, WorkloadCost, WorkloadInfo
-from underwatt.report.build import build_report
-from underwatt.report.page import render
-from underwatt.run.log import RunLog, read_log
+from underwatt.reports.build import build_report
+from underwatt.reports.page import render
+from underwatt.runlog.log import RunLog, read_log
 
 BATCH_SIZES = (4, 8, 16, 32, 64, 128)
 COST = WorkloadCost(3.3e9, 4.3e7, 1.1e9, 177, 1.2e4, 1.1e7, 1.8e8, 4.7e6)

@@ -25,14 +25,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from underwatt.budget import Budget
 from underwatt.errors import BudgetError, UnderwattError
-from underwatt.plan.baselines import Table, maximum_mode, oracle, trusting_choice
-from underwatt.plan.budget import Budget
-from underwatt.plan.known import without_repeats
-from underwatt.plan.problem import Outlook, Problem
-from underwatt.plan.search import search_setting
-from underwatt.predict import PowerTrain, SettingArray
+from underwatt.planning.choice import without_repeats
+from underwatt.planning.problem import Outlook, Problem
+from underwatt.planning.search import search_setting
+from underwatt.predict.base import SettingArray
 from underwatt.records import DeviceInfo, Measurement, Profile, WorkloadInfo, to_json
+from underwatt.rivals.choices import Table, maximum_mode, oracle, trusting_choice
+from underwatt.rivals.predictors import PowerTrain
 from underwatt.tables import read_powertrain_table
 
 if TYPE_CHECKING:

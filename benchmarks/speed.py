@@ -18,12 +18,15 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from underwatt.budget import parse_budget
 from underwatt.device.registry import open_device
-from underwatt.device.virtual.device import VirtualJetson
-from underwatt.plan import Planner, Problem, parse_budget
-from underwatt.predict import FewShot, SettingArray
-from underwatt.predict.builtin import builtin_reference
+from underwatt.drivers.virtual.device import VirtualJetson
+from underwatt.planning.problem import Problem
+from underwatt.planning.search import Planner
+from underwatt.predict.base import SettingArray
+from underwatt.predict.fewshot import FewShot
 from underwatt.records import Measurement, WorkloadCost
+from underwatt.store.references import builtin_reference
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -29,19 +29,19 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 from edge import RECORD, World, convergence, costs, make_world, virtual
-from underwatt.converge.curve import fit_convergence
+from underwatt.budget import Budget
+from underwatt.control.controller import Controller
+from underwatt.control.live import LiveBudget
+from underwatt.convergence.curve import fit_convergence
 from underwatt.device.session import Session
 from underwatt.errors import OutOfMemoryError
-from underwatt.plan import Budget, Problem
-from underwatt.plan.baselines import Table, by_clock_alone, largest_batch
-from underwatt.profile.measure import measure
-from underwatt.profile.meter import Meter
-from underwatt.profile.steady import Settling
+from underwatt.jobs.simulated import SimulatedWorkload
+from underwatt.measure.measurement import measure
+from underwatt.measure.meter import Meter, measure_idle
+from underwatt.measure.steady import Settling
+from underwatt.planning.problem import Problem
 from underwatt.records import WorkloadInfo
-from underwatt.run.controller import Controller
-from underwatt.run.idle import measure_idle
-from underwatt.run.live import LiveBudget
-from underwatt.workload.simulated import SimulatedWorkload
+from underwatt.rivals.choices import Table, by_clock_alone, largest_batch
 
 BOARD, MODEL = "nano", "resnet18"
 

@@ -60,7 +60,7 @@ def train(folder: Path, threads: int) -> None:
     import torch
 
     from underwatt.records import DeviceInfo, PowerMode, Setting, WorkloadInfo
-    from underwatt.run.log import RunLog
+    from underwatt.runlog.log import RunLog
 
     torch.manual_seed(0)
     torch.set_num_threads(threads)

@@ -13,7 +13,7 @@ from models.efficientvit import EfficientViT
 from models.mobilenet import MobileNetV2
 from models.resnet import ResNet18
 from models.transformer import CharTransformer
-from underwatt.workload.job import Job
+from underwatt.jobs.job import Job
 
 ASCII = "\n" + "".join(map(chr, range(32, 127)))
 PAPER_LR = 5e-4

@@ -4,7 +4,7 @@ import torch
 from torch import nn
 
 from data import digits
-from underwatt.workload.job import Job
+from underwatt.jobs.job import Job
 
 
 def job() -> Job:

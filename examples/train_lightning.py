@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from data import digits
 from underwatt import Job, count_cost
-from underwatt.run.lightning import BudgetCallback
+from underwatt.adapters.lightning import BudgetCallback
 
 
 def network() -> torch.nn.Module:

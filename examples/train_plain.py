@@ -3,7 +3,7 @@
     underwatt profile --device D -- python examples/train_plain.py --batch-size {batch_size} --lr {lr}
 
 In an environment without Underwatt, copy the emitter beside the script and import that:
-``python -m underwatt.workload.emitter > underwatt_beat.py``.
+``python -m underwatt.jobs.emitter > underwatt_beat.py``.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import argparse
 import torch
 
 from data import digits
-from underwatt.workload import emitter
+from underwatt.jobs import emitter
 
 
 def main() -> None:

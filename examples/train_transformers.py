@@ -15,7 +15,7 @@ from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments
 
 from data import grammar_text
 from underwatt import Job, count_cost
-from underwatt.run.transformers import BudgetCallback
+from underwatt.adapters.transformers import BudgetCallback
 
 LENGTH = 32
 

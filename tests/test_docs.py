@@ -12,7 +12,6 @@ from pathlib import Path
 
 import pytest
 import typer
-
 from docs_blocks import (
     GAP,
     RUN_LANGUAGES,
@@ -26,6 +25,7 @@ from docs_blocks import (
     messages_in,
     prose_of,
 )
+
 from underwatt.cli import HOMES, app
 
 REPOSITORY = Path(__file__).resolve().parent.parent

@@ -6,28 +6,28 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from underwatt.adapters.tuner import tune
     from underwatt.device.registry import open_device
     from underwatt.device.session import Session
     from underwatt.errors import UnderwattError
+    from underwatt.jobs.cost import count_cost
+    from underwatt.jobs.job import Job
     from underwatt.records import Measurement, PowerMode, Profile, Setting
-    from underwatt.run.tuner import tune
-    from underwatt.workload.cost import count_cost
-    from underwatt.workload.job import Job
 
 __version__ = "0.1.0"
 
 # Resolved when first used, so that `import underwatt` in a training script costs next to nothing.
 _HOMES = {
-    "Job": "underwatt.workload.job",
+    "Job": "underwatt.jobs.job",
     "Measurement": "underwatt.records",
     "PowerMode": "underwatt.records",
     "Profile": "underwatt.records",
     "Session": "underwatt.device.session",
     "Setting": "underwatt.records",
     "UnderwattError": "underwatt.errors",
-    "count_cost": "underwatt.workload.cost",
+    "count_cost": "underwatt.jobs.cost",
     "open_device": "underwatt.device.registry",
-    "tune": "underwatt.run.tuner",
+    "tune": "underwatt.adapters.tuner",
 }
 
 __all__ = [

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from underwatt.predict.conformance import made_up_measurements
+from underwatt.testing.predictors import made_up_measurements
 
 if TYPE_CHECKING:
     from types import ModuleType

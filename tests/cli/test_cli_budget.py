@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 from test_cli_devices import run
 
-from underwatt.run.inbox import Inbox, register_run
-from underwatt.run.log import RunLog
+from underwatt.runlog.inbox import Inbox, register_run
+from underwatt.runlog.log import RunLog
 
 
 @contextmanager

@@ -11,20 +11,20 @@ import torch
 from rich.console import Console
 from test_cli_devices import run
 
-from underwatt.cli import demo_job
-from underwatt.cli.demo_board import Bench, Joules, budgets_w
-from underwatt.cli.demo_job import RESNET18, digits
-from underwatt.cli.demo_rivals import Choice, Rivals, passed
-from underwatt.cli.demo_show import Story, say_results, searched
+from underwatt.budget import Schedule
+from underwatt.demo import job as demo_job
+from underwatt.demo.board import Bench, Joules, budgets_w
+from underwatt.demo.job import RESNET18, digits
+from underwatt.demo.rivals import Choice, Rivals, passed
+from underwatt.demo.show import Story, say_results, searched
 from underwatt.device.registry import open_device
-from underwatt.device.virtual.device import VirtualJetson
-from underwatt.plan import SearchResult
-from underwatt.plan.problem import Outcome
-from underwatt.plan.schedule import Schedule
+from underwatt.drivers.virtual.device import VirtualJetson
+from underwatt.jobs.cost import count_cost
+from underwatt.jobs.load import load_job
+from underwatt.planning.problem import Outcome
+from underwatt.planning.search import SearchResult
 from underwatt.records import Measurement, PowerMode, Setting, Status
-from underwatt.run.log import read_log
-from underwatt.workload.cost import count_cost
-from underwatt.workload.load import load_job
+from underwatt.runlog.log import read_log
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from underwatt.cli import main
-from underwatt.device.virtual.board import VirtualBoard
-from underwatt.device.virtual.boards import BOARDS
-from underwatt.device.virtual.sysfs_tree import SysfsBoard
+from underwatt.drivers.virtual.board import VirtualBoard
+from underwatt.drivers.virtual.boards import BOARDS
+from underwatt.drivers.virtual.sysfs import SysfsBoard
 
 
 @pytest.fixture

@@ -1,16 +1,13 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 
 import pytest
+import report_world as world
 from test_cli_devices import run
 
-from underwatt.profile.store import Store
-
-sys.path.append(str(Path(__file__).parents[1] / "report"))
-import report_world as world
+from underwatt.store.store import Store
 
 pytest.importorskip("plotly", reason="the package plotly is not installed")
 

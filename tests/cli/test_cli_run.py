@@ -17,17 +17,17 @@ import pytest
 from rich.console import Console
 from test_cli_devices import run
 
-from underwatt.cli.run_show import Display
-from underwatt.device.virtual.board import VirtualBoard
-from underwatt.device.virtual.boards import BOARDS
-from underwatt.device.virtual.sysfs_tree import SysfsBoard
-from underwatt.profile.store import Store
+from underwatt.cli.run import Display
+from underwatt.control.options import State
+from underwatt.drivers.virtual.board import VirtualBoard
+from underwatt.drivers.virtual.boards import BOARDS
+from underwatt.drivers.virtual.sysfs import SysfsBoard
+from underwatt.jobs.identity import job_info
+from underwatt.jobs.load import load_job
 from underwatt.records import ConvergenceRun, Measurement, PowerMode, Setting
-from underwatt.report.running import happened
-from underwatt.run.log import follow, read_log
-from underwatt.run.options import State
-from underwatt.workload.identity import job_info
-from underwatt.workload.load import load_job
+from underwatt.reports.run_figures import happened
+from underwatt.runlog.log import follow, read_log
+from underwatt.store.store import Store
 
 JOB = """
 import torch
@@ -301,7 +301,7 @@ def test_a_job_that_fails_ends_with_1_and_puts_back(capsys: pytest.CaptureFixtur
 def test_a_store_that_another_process_holds_is_said(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("underwatt.profile.store_file._BUSY_TIMEOUT_S", 0.2)
+    monkeypatch.setattr("underwatt.store.rows._BUSY_TIMEOUT_S", 0.2)
     common = ["run", "job.py:one_size", *NANO, "--budget", "3W", "--limit", "16"]
     assert run(*common) == 0
     with sqlite3.connect("underwatt.db") as other:

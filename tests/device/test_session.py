@@ -11,18 +11,18 @@ from pathlib import Path
 
 import pytest
 
-from underwatt.device.jetson import JetsonDevice
-from underwatt.device.jetson.sysfs import Sysfs
 from underwatt.device.journal import Journal, state_dir
 from underwatt.device.registry import open_device
 from underwatt.device.session import Session, restore_all, set_and_leave
-from underwatt.device.virtual.board import VirtualBoard
-from underwatt.device.virtual.boards import BOARDS
-from underwatt.device.virtual.sysfs_tree import SysfsBoard
+from underwatt.drivers.jetson.device import JetsonDevice
+from underwatt.drivers.jetson.sysfs import Sysfs
+from underwatt.drivers.virtual.board import VirtualBoard
+from underwatt.drivers.virtual.boards import BOARDS
+from underwatt.drivers.virtual.sysfs import SysfsBoard
 from underwatt.errors import ApplyError, DeviceBusyError, JournalError, ModeError, UnderwattError
 from underwatt.records import PowerMode
 
-CHILD = Path(__file__).with_name("session_child.py")
+CHILD = Path(__file__).parents[1] / "helpers" / "session_child.py"
 
 
 @pytest.fixture

@@ -9,12 +9,12 @@ import torch
 from torch import nn
 
 from underwatt.errors import JobError, MissingExtraError
-from underwatt.workload.command import CommandWorkload, Limits
-from underwatt.workload.cost import count_cost
-from underwatt.workload.job import Job
-from underwatt.workload.load import load_job
-from underwatt.workload.torch_job import TorchWorkload
-from underwatt.workload.training import Training
+from underwatt.jobs.command import CommandWorkload, Limits
+from underwatt.jobs.cost import count_cost
+from underwatt.jobs.job import Job
+from underwatt.jobs.load import load_job
+from underwatt.jobs.torch_job import TorchWorkload
+from underwatt.jobs.training import Training
 
 ROOT = Path(__file__).parents[2]
 JOBS = ROOT / "examples" / "jobs.py"

@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from underwatt.predict.calibrate import width_factor
 from underwatt.predict.expert import leave_out
+from underwatt.predict.fewshot import width_factor
 
 RNG = np.random.default_rng(0)
 

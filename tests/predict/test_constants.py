@@ -2,9 +2,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from underwatt.predict.constants import Belief, Centre, Levels, fit_constants
-from underwatt.predict.roofline import NO_LIMIT, evaluate
-from underwatt.predict.settings import SettingArray
+from underwatt.predict.base import SettingArray
+from underwatt.predict.roofline import NO_LIMIT, Belief, Centre, Levels, evaluate, fit_constants
 
 MODES = np.array([[c, f, g] for c in (2.0, 4.0, 8.0) for f in (500.0, 1000.0, 2000.0) for g in (200.0, 600.0, 1200.0)])
 SETTINGS = SettingArray.product(("cpu_cores", "cpu_mhz", "gpu_mhz"), MODES, [8, 32])

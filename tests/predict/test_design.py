@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 
 from underwatt.errors import PredictError
-from underwatt.predict.conformance import made_up_measurements, made_up_profile
+from underwatt.predict.base import SettingArray
 from underwatt.predict.design import first_settings, fits_memory, next_settings
 from underwatt.predict.fewshot import FewShot
-from underwatt.predict.settings import SettingArray
 from underwatt.records import Measurement, Setting, Status
+from underwatt.testing.predictors import made_up_measurements, made_up_profile
 
 SEEN = made_up_measurements()
 ALL = SettingArray.of([m.setting for m in SEEN])

@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from underwatt.predict.dual import Dual, add, smooth_max
+from underwatt.predict.roofline import Dual, add, smooth_max
 
 numbers = st.floats(-3, 3)
 

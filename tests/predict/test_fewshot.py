@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 
 from underwatt.errors import PredictError
-from underwatt.predict.conformance import PredictorConformance, made_up_measurements, made_up_profile
+from underwatt.predict.base import SettingArray
 from underwatt.predict.design import first_settings
 from underwatt.predict.fewshot import FewShot
-from underwatt.predict.settings import SettingArray
 from underwatt.records import Measurement, PowerMode, Profile, Setting
 from underwatt.tables import read_powertrain_table
+from underwatt.testing.predictors import PredictorConformance, made_up_measurements, made_up_profile
 
 if TYPE_CHECKING:
     from pathlib import Path

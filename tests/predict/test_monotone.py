@@ -4,8 +4,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from underwatt.predict.monotone import never_slower
-from underwatt.predict.settings import SettingArray
+from underwatt.predict.base import SettingArray
+from underwatt.predict.fewshot import never_slower
 
 GRID = np.array([[f, g] for f in (500.0, 1000.0, 2000.0) for g in (200.0, 400.0, 800.0, 1200.0)])
 SETTINGS = SettingArray.product(("cpu_mhz", "gpu_mhz"), GRID, [8, 32])

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from underwatt.errors import PredictError
-from underwatt.predict.conformance import made_up_measurements
-from underwatt.predict.observations import observe
+from underwatt.predict.base import observe
 from underwatt.records import Measurement, PowerMode, Setting
+from underwatt.testing.predictors import made_up_measurements
 
 
 def test_repeats_that_agree_are_both_kept() -> None:

@@ -7,8 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from underwatt.predict.constants import Belief, Levels
-from underwatt.predict.roofline import CONSTANTS, NAMES, NO_LIMIT, Inputs, evaluate
+from underwatt.predict.roofline import CONSTANTS, NAMES, NO_LIMIT, Belief, Inputs, Levels, evaluate
 
 RNG = np.random.default_rng(0)
 

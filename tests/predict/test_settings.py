@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from underwatt.errors import InputError
-from underwatt.predict.settings import SettingArray
+from underwatt.predict.base import SettingArray
 from underwatt.records import PowerMode, Setting
 
 SETTINGS = [

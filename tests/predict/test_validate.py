@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from underwatt.errors import PredictError
-from underwatt.predict.conformance import made_up_measurements
 from underwatt.predict.validate import cross_validate
+from underwatt.testing.predictors import made_up_measurements
 
 
 def test_smooth_measurements_are_trusted() -> None:

@@ -9,7 +9,7 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-from underwatt.run.inbox import check_budget, post_budget, run_folder
+from underwatt.runlog.inbox import check_budget, post_budget, run_folder
 
 app = typer.Typer()
 _out = Console(highlight=False, soft_wrap=True)

@@ -16,23 +16,30 @@ from rich.markup import escape
 
 from underwatt.cli.format import duration, plain_table, progress_bar
 from underwatt.cli.profile import STORE_HELP, parse_batch_sizes
-from underwatt.converge.curve import fit_convergence
-from underwatt.converge.noise_scale import noise_scale_on_the_way
-from underwatt.converge.runs import DEFAULT_POINTS, DEFAULT_SEEDS, newest_rates, spread_batch_sizes
-from underwatt.converge.study import StudySettings, data_note, study
-from underwatt.converge.train import DEFAULT_PASSES, usual_effort
-from underwatt.profile.store import Store, default_store_path
+from underwatt.convergence.curve import fit_convergence
+from underwatt.jobs.identity import job_info
+from underwatt.jobs.load import load_job
 from underwatt.records import to_json
-from underwatt.workload.identity import job_info
-from underwatt.workload.load import load_job
+from underwatt.store.store import Store, default_store_path
+from underwatt.studies.noise_scale import noise_scale_on_the_way
+from underwatt.studies.study import (
+    DEFAULT_POINTS,
+    DEFAULT_SEEDS,
+    StudySettings,
+    data_note,
+    newest_rates,
+    spread_batch_sizes,
+    study,
+)
+from underwatt.studies.train import DEFAULT_PASSES, usual_effort
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from underwatt.converge.noise_scale import NoiseScale
-    from underwatt.converge.study import StudyProgress
+    from underwatt.jobs.job import Job
     from underwatt.records import ConvergenceRun
-    from underwatt.workload.job import Job
+    from underwatt.studies.noise_scale import NoiseScale
+    from underwatt.studies.study import StudyProgress
 
 app = typer.Typer()
 _out = Console()

@@ -13,16 +13,16 @@ from rich.console import Console
 from rich.markup import escape
 
 from underwatt._imports import require
-from underwatt.cli.demo_show import Story, say_plan, say_results, say_training
 from underwatt.cli.format import duration
+from underwatt.demo.show import Story, say_plan, say_results, say_training
 from underwatt.device.registry import open_device
 
 if TYPE_CHECKING:
-    from underwatt.cli.demo_board import Bench
-    from underwatt.converge.curve import ConvergenceCurve
-    from underwatt.profile.store import Store
+    from underwatt.convergence.curve import ConvergenceCurve
+    from underwatt.demo.board import Bench
+    from underwatt.jobs.job import Job
     from underwatt.records import WorkloadInfo
-    from underwatt.workload.job import Job
+    from underwatt.store.store import Store
 
 BOARDS = ("nano", "orin-agx")
 STUDIED, SEEDS = 3, (0, 1)
@@ -43,12 +43,12 @@ def demo(
     board: list[str] = typer.Option(list(BOARDS), "--board", help="The virtual boards to show it on."),
 ) -> None:
     """Train a small network for real on virtual boards, under budgets that change, beside the usual way to do it."""
-    from underwatt.cli.demo_board import Bench
-    from underwatt.cli.demo_job import digits
-    from underwatt.cli.demo_rivals import samples_in_hindsight
-    from underwatt.profile.store import Store
-    from underwatt.workload._torch import torch
-    from underwatt.workload.identity import job_info
+    from underwatt.demo.board import Bench
+    from underwatt.demo.job import digits
+    from underwatt.demo.rivals import samples_in_hindsight
+    from underwatt.jobs._torch import torch
+    from underwatt.jobs.identity import job_info
+    from underwatt.store.store import Store
 
     started_s = time.perf_counter()
     # What would fail later is an error now.
@@ -87,11 +87,10 @@ def demo(
 
 def _converge(job: Job, workload: WorkloadInfo, store: Store) -> ConvergenceCurve:
     """Samples to the target by batch size, from trainings on proxy data."""
-    from underwatt.cli.demo_board import EVALUATE_EVERY, LIMIT
-    from underwatt.converge.curve import fit_convergence
-    from underwatt.converge.runs import spread_batch_sizes
-    from underwatt.converge.study import StudySettings, study
-    from underwatt.converge.train import Effort
+    from underwatt.convergence.curve import fit_convergence
+    from underwatt.demo.board import EVALUATE_EVERY, LIMIT
+    from underwatt.studies.study import StudySettings, spread_batch_sizes, study
+    from underwatt.studies.train import Effort
 
     sizes = spread_batch_sizes(job.batch_sizes, STUDIED)
     settings = StudySettings(sizes, SEEDS, Effort(LIMIT, EVALUATE_EVERY), workers=1)
@@ -107,8 +106,8 @@ def _converge(job: Job, workload: WorkloadInfo, store: Store) -> ConvergenceCurv
 
 
 def _one_board(bench: Bench, samples: dict[int, float]) -> None:
-    from underwatt.cli.demo_board import budgets_w, changing, measure_few, plan_for, train_underwatt
-    from underwatt.cli.demo_rivals import Rivals
+    from underwatt.demo.board import budgets_w, changing, measure_few, plan_for, train_underwatt
+    from underwatt.demo.rivals import Rivals
 
     _out.rule(f"[bold]{escape(bench.device().info.name)}[/]", align="left", style="dim")
     measured = measure_few(bench)

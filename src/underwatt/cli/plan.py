@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
 from contextlib import redirect_stdout
 from dataclasses import dataclass, replace
@@ -14,33 +15,147 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
+from underwatt.budget import Budget, parse_budget
 from underwatt.cli.devices import DEVICE_HELP
-from underwatt.cli.plan_measure import search_on
-from underwatt.cli.plan_show import show_plan
+from underwatt.cli.format import KNOB_HEADINGS, duration, plain_table
 from underwatt.cli.predict import REFERENCE_HELP, load_references, newest_profile, offered_modes, profiled_device
-from underwatt.cli.profile import STORE_HELP, parse_batch_sizes
-from underwatt.converge.curve import fit_convergence, targets_of
-from underwatt.converge.runs import newest_rates
+from underwatt.cli.profile import STORE_HELP, measured_line, parse_batch_sizes
+from underwatt.control.as_you_go import comparable, forecast_of, measure_as_you_go
+from underwatt.convergence.curve import fit_convergence, targets_of
 from underwatt.device.base import HasStockModes, permitted_space
 from underwatt.device.registry import open_device
+from underwatt.device.session import Session
 from underwatt.errors import InputError, MissingExtraError, PredictError
-from underwatt.plan import Budget, Goal, Problem, choose_measured, choose_setting, parse_budget
-from underwatt.plan.compare import compare
-from underwatt.plan.plan_file import plan_record
-from underwatt.predict import PowerTrain, SettingArray, fits_memory
-from underwatt.profile.store import Store, default_store_path
-from underwatt.run.as_you_go import comparable, forecast_of
-from underwatt.run.truth import truth_of
-from underwatt.workload.choose import JOB_HELP, CommandRate, choose_workload
+from underwatt.jobs.choose import JOB_HELP, CommandRate, choose_workload
+from underwatt.planning.choice import choose_measured, choose_setting
+from underwatt.planning.problem import Goal, Problem
+from underwatt.predict.base import SettingArray
+from underwatt.predict.design import fits_memory
+from underwatt.rivals.compare import as_alternative, cannot_keep, compare, joined, too_few_for_published, truth_of
+from underwatt.rivals.predictors import PowerTrain
+from underwatt.store.plans import plan_record
+from underwatt.store.store import Store, default_store_path
+from underwatt.studies.study import newest_rates
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from underwatt.converge.curve import ConvergenceCurve
+    from rich.table import Table
+
+    from underwatt.convergence.curve import ConvergenceCurve
     from underwatt.device.base import Device
     from underwatt.device.space import ModeSpace
-    from underwatt.plan import SearchResult
-    from underwatt.records import ConvergenceRun, Prediction, Profile, WorkloadCost, WorkloadInfo
+    from underwatt.measure.workload import Workload
+    from underwatt.planning.choice import Plan
+    from underwatt.planning.search import SearchResult
+    from underwatt.records import ConvergenceRun, Measurement, Prediction, Profile, WorkloadCost, WorkloadInfo
+    from underwatt.rivals.compare import Alternative
+
+
+# How a plan looks on a terminal: the choice, why, and what others would take.
+
+VERDICTS = {"yes": "", "risky": "[yellow]over?[/]", "over": "[red]over[/]"}
+
+_out = Console()
+
+
+def show_plan(title: str, plan: Plan, others: Sequence[Alternative], *, risk: float, per_sample: bool) -> None:
+    """Print a plan and what it is compared with; without convergence, times are milliseconds of one sample."""
+    best = plan.chosen
+    time, low, high = (_took(s, per_sample) for s in (best.time_s.expected, best.time_s.low, best.time_s.high))
+    energy, least, most = (f"{j / 3600:.3g}" for j in (best.energy_j.expected, best.energy_j.low, best.energy_j.high))
+    _out.print(f"[bold]{escape(title)}[/], budget {plan.budget}", soft_wrap=True)
+    _out.print(f"[green bold]{best.setting}[/]", soft_wrap=True)
+    _out.print(
+        f"  {time} ({low} to {high}){' ms a sample' if per_sample else ''}, "
+        f"{best.power_w.expected:.2f} W ({best.power_w.low:.2f} to {best.power_w.high:.2f}), "
+        + ("" if per_sample else f"{energy} Wh ({least} to {most}), ")
+        + ("measured" if best.measured else "predicted"),
+        soft_wrap=True,
+    )
+    _out.print(f"  {escape(plan.reason)}\n", soft_wrap=True)
+    near = (("faster neighbour", plan.faster), ("thriftier neighbour", plan.thriftier))
+    neighbours = [as_alternative(name, expected, plan.budget, risk) for name, expected in near if expected is not None]
+    rows = joined([*neighbours, *others])
+    _out.print(_table(plan, rows, per_sample=per_sample))
+    for lacking in filter(None, (cannot_keep(others), too_few_for_published(others))):
+        _out.print(lacking, soft_wrap=True)
+    _out.print("[dim]* measured, the others predicted. Vendor's and maximum mode: with the middle batch size.[/]")
+    if any(row.fits == "risky" for row in rows):
+        _out.print("[dim]over? may exceed the budget: what is expected keeps it, the end of its interval does not.[/]")
+    if any(other.known == "truth" for other in others):
+        _out.print(
+            "[dim]The oracle knows what only a simulation or a recorded table can tell; nothing else does. It is "
+            "judged by that truth, all else by what was measured: a lucky reading may look faster.[/]",
+            soft_wrap=True,
+        )
+    if not best.measured:
+        _out.print("[dim]The choice was predicted, not measured: profile it before you rely on the budget.[/]")
+
+
+def _table(plan: Plan, others: Sequence[Alternative], *, per_sample: bool) -> Table:
+    best = plan.chosen
+    knobs = list(best.setting.mode.knobs())
+    time_heading = "ms/sample" if per_sample else "time"
+    table = plain_table("", time_heading, "", "watts", "", "batch", *(KNOB_HEADINGS[name] for name in knobs))
+    table.columns[0].no_wrap, table.columns[0].justify = False, "left"
+    for other in others:
+        mode = other.setting.mode.knobs()
+        ratio = other.time_s / best.time_s.expected
+        table.add_row(
+            escape(other.name),
+            _took(other.time_s, per_sample),
+            f"{ratio:.2f}×" if math.isfinite(ratio) else "",
+            f"{other.power_w:.2f}{'*' if other.known == 'measured' else ' '}",
+            VERDICTS[other.fits],
+            str(other.setting.batch_size),
+            *(f"{mode[knob]:g}" for knob in knobs),
+        )
+    return table
+
+
+def _took(seconds: float, per_sample: bool) -> str:
+    if not math.isfinite(seconds):
+        return "never"
+    return f"{1e3 * seconds:.3g}" if per_sample else duration(seconds)
+
+
+# ``underwatt plan --measure``: the measuring, told as it happens.
+
+_measure_log = Console(stderr=True)
+
+
+def search_on(
+    device: Device, workload: Workload, problem: Problem, store: Store, references: Sequence[Profile]
+) -> SearchResult:
+    """Measure what is worth measuring, saying why; each answer is stored at once."""
+    known = comparable(store.measurements(store.profile_id(device.info, workload.info)), problem)
+    _measure_log.print(
+        f"{escape(f'{workload.info.name} on {device.info.name}')}: measuring as I go among {len(problem):,} settings"
+        + (f", {len(known)} known" if known else "")
+        + f". [dim]Store: {escape(str(store.path))}[/]",
+        soft_wrap=True,
+    )
+
+    def watch(found: Measurement, why: str) -> None:
+        _measure_log.print(f"{measured_line(found)} [dim]{escape(why)}[/]", soft_wrap=True)
+
+    with Session(device) as session:
+        if session.recovered:
+            _measure_log.print("A killed session had left this device changed; it was put back first.")
+        try:
+            found = measure_as_you_go(session, workload, problem, store, references=references, watch=watch)
+        except KeyboardInterrupt:
+            _measure_log.print("Interrupted; what was measured is kept. Run the same command again to go on.")
+            raise
+    spent_s = sum(m.cost_s for m in found.measurements if m.cost_s > 0)
+    _measure_log.print(
+        f"{len(found.measurements)} settings measured in {duration(spent_s)} of the device's time; "
+        f"ended: {found.stopped}.",
+        soft_wrap=True,
+    )
+    return found
+
 
 app = typer.Typer()
 _log = Console(stderr=True)

@@ -17,15 +17,15 @@ from underwatt.device.base import permitted_space
 from underwatt.device.registry import open_device
 from underwatt.device.space import ModeSpace
 from underwatt.errors import InputError, UnderwattError
-from underwatt.plan import front
-from underwatt.predict import FewShot, SettingArray, cross_validate
-from underwatt.predict.builtin import builtin_reference
+from underwatt.planning.choice import front
+from underwatt.predict.base import SettingArray, observe
 from underwatt.predict.design import fits_memory
-from underwatt.predict.observations import observe
-from underwatt.predict.validate import Z90
-from underwatt.profile.exchange import read_file
-from underwatt.profile.store import Store, default_store_path
+from underwatt.predict.fewshot import FewShot
+from underwatt.predict.validate import Z90, cross_validate
 from underwatt.records import Setting, to_json
+from underwatt.store.exchange import read_file
+from underwatt.store.references import builtin_reference
+from underwatt.store.store import Store, default_store_path
 
 if TYPE_CHECKING:
     from underwatt.device.base import Device

@@ -17,20 +17,27 @@ from underwatt.device.base import permitted_space
 from underwatt.device.registry import open_device
 from underwatt.device.session import Session
 from underwatt.errors import InputError
+from underwatt.jobs.choose import JOB_HELP, CommandRate, choose_workload
+from underwatt.jobs.command import Limits
+from underwatt.measure.measurement import MeasureOptions
+from underwatt.measure.series import (
+    expected_s,
+    grid_modes,
+    in_order,
+    modes_from_file,
+    ordered_settings,
+    run_profile,
+    smallest_too_large,
+    to_measure,
+)
+from underwatt.predict.base import SettingArray
 from underwatt.predict.design import first_settings
-from underwatt.predict.settings import SettingArray
-from underwatt.profile.measure import MeasureOptions
-from underwatt.profile.modes import grid_modes, modes_from_file
-from underwatt.profile.order import in_order, ordered_settings, smallest_too_large, to_measure
-from underwatt.profile.runner import expected_s, run_profile
-from underwatt.profile.store import Store, default_store_path
 from underwatt.records import Measurement, PowerMode, Setting, Status, to_json
-from underwatt.workload.choose import JOB_HELP, CommandRate, choose_workload
-from underwatt.workload.command import Limits
+from underwatt.store.store import Store, default_store_path
 
 if TYPE_CHECKING:
     from underwatt.device.space import ModeSpace
-    from underwatt.profile.runner import ProfileOutcome
+    from underwatt.measure.series import ProfileOutcome
 
 STORE_HELP = "Where measurements are kept; $UNDERWATT_STORE, or underwatt.db in this folder, by default."
 DEFAULT_SETTINGS = 12

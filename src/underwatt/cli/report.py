@@ -11,23 +11,23 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
+from underwatt.budget import parse_budget
 from underwatt.cli.predict import REFERENCE_HELP, load_references, newest_profile, offered_modes, profiled_device
 from underwatt.cli.profile import STORE_HELP
-from underwatt.converge.runs import newest_rates
 from underwatt.device.base import HasStockModes
 from underwatt.errors import InputError, PredictError
-from underwatt.plan import parse_budget
-from underwatt.predict import SettingArray
-from underwatt.profile.store import Store, default_store_path
+from underwatt.predict.base import SettingArray
 from underwatt.records import to_json
-from underwatt.report.build import build_report
-from underwatt.report.page import render
-from underwatt.report.sources import budget_of, is_of, profile_of, with_run
-from underwatt.run.log import read_log
+from underwatt.reports.build import build_report
+from underwatt.reports.page import render
+from underwatt.reports.sources import budget_of, is_of, profile_of, with_run
+from underwatt.runlog.log import read_log
+from underwatt.store.store import Store, default_store_path
+from underwatt.studies.study import newest_rates
 
 if TYPE_CHECKING:
     from underwatt.records import ConvergenceRun, Profile
-    from underwatt.run.log_read import RunRecord
+    from underwatt.runlog.record import RunRecord
 
 RUNS = Path("runs")
 LOG = "log.jsonl"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import re
@@ -11,36 +12,130 @@ from contextlib import redirect_stdout
 from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import typer
 from rich.console import Console
+from rich.live import Live
 from rich.markup import escape
+from rich.text import Text
 
+from underwatt.budget import Budget, Schedule, parse_budget, parse_schedule, read_schedule
 from underwatt.cli.devices import DEVICE_HELP
+from underwatt.cli.format import duration
 from underwatt.cli.plan import stored_curve
 from underwatt.cli.predict import REFERENCE_HELP, load_references
-from underwatt.cli.profile import STORE_HELP, parse_batch_sizes
-from underwatt.cli.run_show import Display
-from underwatt.converge.curve import targets_of
-from underwatt.converge.runs import newest_rates
+from underwatt.cli.profile import STORE_HELP, measured_line, parse_batch_sizes
+from underwatt.control.live import LiveBudget
+from underwatt.convergence.curve import targets_of
 from underwatt.device.registry import open_device
 from underwatt.errors import InputError
-from underwatt.plan.budget import Budget, parse_budget
-from underwatt.plan.schedule import Schedule, parse_schedule, read_schedule
-from underwatt.profile.store import Store, default_store_path
+from underwatt.jobs.choose import JOB_HELP, CommandRate, choose_workload
+from underwatt.jobs.runs import LOG_NAME, Run, run_command, run_job
 from underwatt.records import to_json
-from underwatt.run.command import run_command
-from underwatt.run.live import LiveBudget
-from underwatt.run.log import read_log
-from underwatt.run.whole import LOG_NAME, Run, run_job
-from underwatt.workload.choose import JOB_HELP, CommandRate, choose_workload
+from underwatt.reports.words import allowed
+from underwatt.runlog.log import read_log
+from underwatt.store.store import Store, default_store_path
+from underwatt.studies.study import newest_rates
 
 if TYPE_CHECKING:
-    from underwatt.converge.curve import ConvergenceCurve
+    from contextlib import AbstractContextManager
+
+    from typing_extensions import Self
+
+    from underwatt.control.pilot import Pilot
+    from underwatt.convergence.curve import ConvergenceCurve
     from underwatt.device.base import Device
+    from underwatt.jobs.loop import Trained
     from underwatt.records import WorkloadInfo
-    from underwatt.run.train import Trained
+
+
+# A run as it is seen on a terminal: one line that moves, and what is worth keeping above it.
+
+PERIOD_S = 0.25
+LINE_PERIOD_S = 30.0  # where there is no terminal, and each line stays
+COLOURS = {"searching": "cyan", "holding": "green", "correcting": "yellow", "restoring": "dim"}
+
+
+class Display:
+    """Watts against the budget, progress, joules and time left: one line that moves, or lines now and then."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._live = Live(console=console, transient=True, auto_refresh=False)
+        self._period_s = PERIOD_S if console.is_terminal else LINE_PERIOD_S
+        self._next = time.monotonic() + self._period_s
+        self._score: tuple[float, float] | None = None
+
+    def __enter__(self) -> Self:
+        with _whoever_looks():
+            self._live.__enter__()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        with _whoever_looks():
+            self._live.__exit__(*error)
+
+    def listen(self, kind: str, fields: dict[str, Any]) -> None:
+        """Something happened."""
+        if kind == "measured":
+            self.say(measured_line(fields["measurement"]))
+        elif kind == "setting" and fields["state"] != "searching":
+            text = f"{escape(str(fields['setting']))} [dim]{escape(fields['why'])}[/]"
+            self.say(f"[{COLOURS[fields['state']]}]{fields['state']}[/] {text}")
+        elif kind == "budget" and fields["why"] != "start":
+            self.say(f"[bold]budget {allowed(fields)}[/] [dim]{fields['why']}[/]")
+        elif kind == "note" and fields["level"] == "warning":
+            self.say(f"[bold yellow]Warning: {escape(fields['text'])}[/]")
+        elif kind == "note":
+            self.say(f"[dim]{escape(fields['text'])}[/]")
+        elif kind == "score":
+            self._score = fields["value"], fields["target"]
+
+    def watch(self, pilot: Pilot) -> None:
+        """A step has ended."""
+        now = time.monotonic()
+        if now < self._next:
+            return
+        self._next = now + self._period_s
+        line = self._line(pilot)
+        with _whoever_looks():
+            if self._console.is_terminal:
+                self._live.update(line, refresh=True)
+            else:
+                self._console.print(line, soft_wrap=True)
+
+    def say(self, text: str) -> None:
+        """Leave a line above the one that moves."""
+        with _whoever_looks():
+            self._console.print(text, soft_wrap=True)
+
+    def _line(self, pilot: Pilot) -> Text:
+        controller = pilot.controller
+        power_w, budget_w = pilot.power_w, controller.budget_w
+        line = Text.assemble(
+            (controller.state.value, COLOURS[controller.state.value]),
+            "  ",
+            (
+                f"{power_w:.2f} W" if math.isfinite(power_w) else "? W",
+                "bold red" if power_w > 1.02 * budget_w else "bold",
+            ),
+            f" of {budget_w:g} W" if math.isfinite(budget_w) else "",
+            f"  batch {pilot.batch_size}  {pilot.samples:,} samples  ",
+            f"{pilot.energy_j / 3600:.3g} Wh  {duration(pilot.elapsed_s)}",
+        )
+        if self._score is not None:
+            line.append(f"  score {self._score[0]:.3g} of {self._score[1]:.3g}")
+        left_s = pilot.time_left_s
+        if math.isfinite(left_s):
+            line.append(f"  about {duration(left_s)} left", "dim")
+        return line
+
+
+def _whoever_looks() -> AbstractContextManager[None]:
+    """Nobody may be looking any more: a terminal that was closed ends no training."""
+    return contextlib.suppress(OSError)
+
 
 app = typer.Typer()
 _out = Console()
@@ -147,11 +242,11 @@ class _Wanted:
 def _run_job(
     spec: str, here: Device, live: LiveBudget, kept: Store, display: Display, wanted: _Wanted
 ) -> tuple[Trained, Path]:
-    from underwatt.converge.train import usual_effort
-    from underwatt.run import checkpoint
-    from underwatt.run.train import Effort
-    from underwatt.workload.identity import job_info
-    from underwatt.workload.load import load_job
+    from underwatt.jobs import checkpoint
+    from underwatt.jobs.identity import job_info
+    from underwatt.jobs.load import load_job
+    from underwatt.jobs.loop import Effort
+    from underwatt.studies.train import usual_effort
 
     loaded = load_job(spec)
     if wanted.target is not None:
@@ -255,7 +350,7 @@ def _say_end(folder: Path, answer: object, as_json: bool) -> None:
     if as_json:
         typer.echo(json.dumps(answer))
         return
-    from underwatt.report.running import happened
+    from underwatt.reports.run_figures import happened
 
     record = read_log(folder / LOG_NAME)
     back = " The device is as it was." if record.end is not None and record.end["restored"] else ""

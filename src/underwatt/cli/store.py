@@ -16,11 +16,10 @@ from rich.table import Table
 from underwatt.cli.format import KNOB_HEADINGS, plain_table
 from underwatt.cli.profile import STORE_HELP
 from underwatt.errors import InputError
-from underwatt.plan.plan_file import plan_of
-from underwatt.profile.exchange import read_file, write_convergence, write_profile
-from underwatt.profile.exchange_json import write_profile_with_convergence
-from underwatt.profile.store import Store, default_store_path
 from underwatt.records import KNOBS, to_json
+from underwatt.store.exchange import read_file, write_convergence, write_profile, write_profile_with_convergence
+from underwatt.store.plans import plan_of
+from underwatt.store.store import Store, default_store_path
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

@@ -11,7 +11,7 @@ import typer
 from rich.console import Console
 
 from underwatt._imports import require
-from underwatt.run.inbox import run_folder
+from underwatt.runlog.inbox import run_folder
 
 app = typer.Typer()
 _log = Console(stderr=True, highlight=False)
@@ -33,7 +33,7 @@ def watch(
     """Watch a run in the browser: watts against the budget, progress, log; change the budget there."""
     for module in ("starlette", "uvicorn", "prometheus_client"):
         require(module, extra="watch")
-    from underwatt.report.live.server import LiveServer
+    from underwatt.live.server import LiveServer
 
     folder = run_folder(run)
     server = LiveServer(folder, port)

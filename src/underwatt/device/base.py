@@ -9,14 +9,7 @@ if TYPE_CHECKING:
 
     from underwatt.device.clock import Clock
     from underwatt.device.space import ModeSpace
-    from underwatt.records import (
-        Capability,
-        DeviceInfo,
-        DeviceState,
-        PowerMode,
-        PowerSample,
-        WorkloadCost,
-    )
+    from underwatt.records import Capability, DeviceInfo, DeviceState, PowerMode, PowerSample, WorkloadCost
 
 
 class Device(Protocol):

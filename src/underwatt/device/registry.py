@@ -30,7 +30,7 @@ def backend_names() -> list[str]:
 def load_backend(name: str) -> Backend:
     """The backend of that name; only this one is imported."""
     if name in OWN_BACKENDS:
-        return cast("Backend", import_module(f"underwatt.device.{name}").backend)
+        return cast("Backend", import_module(f"underwatt.drivers.{name}").backend)
     for point in entry_points(group=ENTRY_POINT_GROUP, name=name):
         return cast("Backend", point.load())
     raise NoDeviceError(

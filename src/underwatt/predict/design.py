@@ -12,11 +12,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from underwatt.errors import PredictError
-from underwatt.predict.constants import Belief, Centre, Levels
+from underwatt.predict.base import SettingArray
+from underwatt.predict.expert import ReferenceModel
 from underwatt.predict.gp import TYPICAL_POWER, TYPICAL_TIME, features, kernel
-from underwatt.predict.reference import ReferenceModel
-from underwatt.predict.roofline import NAMES, evaluate
-from underwatt.predict.settings import SettingArray
+from underwatt.predict.roofline import NAMES, Belief, Centre, Levels, evaluate
 from underwatt.records import Status
 
 if TYPE_CHECKING:

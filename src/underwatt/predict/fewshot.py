@@ -12,13 +12,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from underwatt.predict.base import check_same_knobs
-from underwatt.predict.calibrate import width_factor
-from underwatt.predict.constants import Centre
-from underwatt.predict.expert import Expert, lent_quirks
-from underwatt.predict.monotone import never_slower
-from underwatt.predict.observations import observe
-from underwatt.predict.reference import ReferenceModel
+from underwatt.predict.base import check_same_knobs, observe
+from underwatt.predict.expert import Expert, ReferenceModel, lent_quirks
+from underwatt.predict.roofline import Centre
 from underwatt.records import Prediction
 
 if TYPE_CHECKING:
@@ -26,8 +22,92 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from underwatt.predict.settings import SettingArray
+    from underwatt.predict.base import SettingArray
     from underwatt.records import Measurement, Profile
+
+
+# Honest intervals: widened or narrowed by how far readings lay off when predicted from the others.
+#
+# A model's own standard deviations hold as far as its noise is normal and alike everywhere. Real noise is neither: it
+# is small where the GPU sets the pace and large where loading does.
+
+# The interval that is to hold: this share of readings within so many standard deviations.
+SHARE, HALF_WIDTH = 0.9, 1.645
+# The model's own word counts as much as so many readings, so that ten readings move it little.
+OWN_WORD = 20.0
+FACTORS = np.linspace(0.3, 4.0, 371)
+
+
+def width_factor(errors: NDArray[np.float64], variance: NDArray[np.float64]) -> float:
+    """By how much to multiply standard deviations, given errors of left-out readings and their stated variances."""
+    from scipy.special import erf
+
+    off = np.abs(errors) / np.sqrt(variance) / HALF_WIDTH
+    held = (off[None] <= FACTORS[:, None]).sum(axis=1)
+    as_stated = erf(FACTORS * HALF_WIDTH / np.sqrt(2))
+    # One more reading than there are: the next one, which may lie further off than all of them.
+    share = (held + OWN_WORD * as_stated) / (len(off) + 1 + OWN_WORD)
+    enough = share >= SHARE
+    return float(FACTORS[np.argmax(enough)] if enough.any() else FACTORS[-1])
+
+
+# A higher clock is never slower: predicted times put in order along each knob.
+
+# Larger than any difference of log times, so that runs of one knob do not mix when scanned together.
+_APART = 100.0
+_MOST_PASSES = 10
+
+
+def never_slower(log_step_s: NDArray[np.float64], settings: SettingArray) -> NDArray[np.float64]:
+    """The nearest times that do not rise where one knob is raised and the rest stays.
+
+    Midway between the two extreme corrections (lower every later time, raise every earlier one), so that it favours
+    neither. Holds among the settings asked about together.
+    """
+    runs = _runs(settings)
+    return np.asarray((_scan(log_step_s, runs, lower=True) + _scan(log_step_s, runs, lower=False)) / 2)
+
+
+def _runs(settings: SettingArray) -> list[tuple[NDArray[np.intp], NDArray[np.float64]]]:
+    """For each knob: the rows sorted so that settings equal in all else lie together, ascending; and their run."""
+    codes = []
+    for column in settings.matrix().T:
+        values, code = np.unique(column, return_inverse=True)
+        codes.append((code.ravel().astype(np.int64), len(values)))
+    runs: list[tuple[NDArray[np.intp], NDArray[np.float64]]] = []
+    for at in range(len(settings.knobs)):
+        code, count = codes[at]
+        if count == 1:
+            continue
+        rest = np.zeros(len(settings), dtype=np.int64)
+        for other, (other_code, other_count) in enumerate(codes):
+            if other != at:
+                # Renumbered after each column, so that the product of the counts cannot overflow.
+                rest = rest * other_count + other_code
+                if rest.max(initial=0) > 2**40:
+                    rest = np.unique(rest, return_inverse=True)[1].ravel().astype(np.int64)
+        order = np.argsort(rest * count + code, kind="stable")
+        _, run = np.unique(rest[order], return_inverse=True)
+        runs.append((order, _APART * run.ravel().astype(np.float64)))
+    return runs
+
+
+def _scan(
+    log_step_s: NDArray[np.float64], runs: list[tuple[NDArray[np.intp], NDArray[np.float64]]], *, lower: bool
+) -> NDArray[np.float64]:
+    out: NDArray[np.float64] = np.array(log_step_s)
+    for _ in range(_MOST_PASSES):
+        before = out.copy()
+        for order, run in runs:
+            ordered = out[order]
+            if lower:
+                out[order] = np.minimum.accumulate(ordered - run) + run
+            else:
+                out[order] = np.maximum.accumulate((ordered - run)[::-1])[::-1] + run
+        if np.allclose(out, before, rtol=0, atol=1e-9):
+            break
+    return out
+
 
 # How close an expert keeps to its reference, relative to how much workloads usually differ.
 CLOSENESS = (0.4, 1.2)

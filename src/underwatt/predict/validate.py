@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from underwatt.errors import PredictError
+from underwatt.predict.base import FEWEST, observe
 from underwatt.predict.fewshot import FewShot
-from underwatt.predict.observations import FEWEST, observe
 from underwatt.records import Prediction
 
 if TYPE_CHECKING:

@@ -1,0 +1,1 @@
+"""Underwatt inside somebody else's loop: ``tune``, Lightning, Transformers."""

@@ -1,0 +1,88 @@
+"""A power budget for Lightning: one callback more for the ``Trainer``.
+
+trainer = Trainer(callbacks=[BudgetCallback(budget_w=10)])
+"""
+
+# ruff: noqa: ARG002 - the signatures are Lightning's
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from underwatt._imports import require
+from underwatt.adapters.trainer import FixedBatchBudget
+
+require("lightning.pytorch", extra="lightning")
+
+from lightning.pytorch.callbacks import Callback  # noqa: E402 - after the check, whose error is the better one
+
+if TYPE_CHECKING:
+    from lightning.pytorch import LightningModule, Trainer
+
+
+class BudgetCallback(FixedBatchBudget, Callback):
+    """Holds a power budget while a Lightning ``Trainer`` fits; everything is put back when that ends, however it ends.
+
+    It cannot change the batch size of a training under way, so it tunes the power mode and pauses only. A step is one
+    step of the optimizer; validation and checkpoints count for none. Of several processes only the first controls, and
+    only its own device. A smaller last batch counts as a whole one.
+    """
+
+    _step_is_under_way = False
+    _global_step = 0
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Take hold of the device."""
+        self._step_is_under_way, self._global_step = False, trainer.global_step
+        if trainer.is_global_zero:
+            self._begin(
+                found_batch_size=_batch_size_of(trainer.train_dataloader),
+                parts=trainer.accumulate_grad_batches,
+                model=pl_module,
+                processes=trainer.world_size,
+            )
+
+    def on_train_batch_start(self, *_: Any, **__: Any) -> None:
+        """Begin a step, unless gradients are being added up for one already; whatever else went on is over."""
+        self._is_back()
+        if not self._step_is_under_way:
+            self._step_is_under_way = True
+            self._step_begins()
+
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        """End a step where the optimizer has made one."""
+        if trainer.global_step != self._global_step:
+            self._step_is_under_way, self._global_step = False, trainer.global_step
+            self._step_ended(outputs.get("loss") if isinstance(outputs, Mapping) else outputs)
+
+    def on_validation_start(self, *_: Any, **__: Any) -> None:
+        """No training until validation ends."""
+        self._leaves_training()
+
+    def on_validation_end(self, *_: Any, **__: Any) -> None:
+        """Training goes on."""
+        self._is_back()
+
+    def on_save_checkpoint(self, *_: Any, **__: Any) -> None:
+        """No training until the next batch: Lightning does not say when a checkpoint is written."""
+        self._leaves_training()
+
+    def on_train_end(self, *_: Any, **__: Any) -> None:
+        """Put everything back."""
+        self._end()
+
+    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+        """Put everything back after an error, Ctrl-C or SIGTERM."""
+        self._end(exception)
+
+    def teardown(self, *_: Any, **__: Any) -> None:
+        """Put everything back where Lightning leaves the training by another way."""
+        self._end()
+
+
+def _batch_size_of(loader: Any) -> int | None:
+    """The batch size of a PyTorch loader; none of several loaders, or of one that makes its batches itself."""
+    found = getattr(loader, "batch_size", None) or getattr(getattr(loader, "batch_sampler", None), "batch_size", None)
+    return found if isinstance(found, int) else None

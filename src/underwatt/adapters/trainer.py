@@ -1,0 +1,136 @@
+"""A budget for a trainer that owns its loop: what the adapters for Lightning and Transformers have in common.
+
+Such a trainer made its loader before the first step, so its batch size stays; the power mode and pauses are tuned.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from itertools import count
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from underwatt.adapters.tuner import tune
+from underwatt.errors import InputError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from torch import nn
+
+    from underwatt.adapters.tuner import Tuner
+    from underwatt.budget import Budget, Schedule
+    from underwatt.control.options import ControlOptions
+    from underwatt.device.base import Device
+    from underwatt.records import Profile, WorkloadCost
+
+CANNOT = "The trainer's batch size cannot be changed while it trains: only the power mode and pauses are tuned."
+
+
+class FixedBatchBudget:
+    """Holds a budget for somebody else's loop; an adapter calls the methods below from the loop's events.
+
+    The arguments are those of ``underwatt.tune``. ``batch_size`` is that of one device in one pass forward, and is
+    found from the trainer where it is not given. ``name``, by which a store knows what was measured, is the model's
+    class and size where it is not given. Where ``folder`` holds a log already, the next of folder-2, folder-3, … is
+    used: each training has its own.
+    """
+
+    def __init__(
+        self,
+        *,
+        budget_w: float | None = None,
+        budget: str | Budget | Schedule | None = None,
+        batch_size: int | None = None,
+        device: str | Device = "",
+        name: str = "",
+        store: Path | str | None = None,
+        folder: Path | str | None = None,
+        references: Sequence[Profile] = (),
+        cost: WorkloadCost | None = None,
+        set_modes: bool = True,
+        options: ControlOptions | None = None,
+    ) -> None:
+        if (budget_w is None) == (budget is None):
+            raise InputError("A callback needs budget_w or budget.", hint="Such as budget_w=10, or budget='10W peak'.")
+        self._budget_w, self._budget = budget_w, budget
+        self._given_batch_size, self._device, self._name = batch_size, device, name
+        self._store, self._folder, self._references = store, folder, references
+        self._cost, self._set_modes, self._options = cost, set_modes, options
+        self._tuner: Tuner | None = None  # none where nothing is under way, and in all processes but the first
+        self._elsewhere = contextlib.ExitStack()
+        self._batch_size = self._parts = 0
+
+    def _begin(self, *, found_batch_size: int | None, parts: int, model: nn.Module, processes: int) -> None:
+        """Take hold of the device; a step is ``parts`` passes whose gradients are added up."""
+        self._end()  # a trainer that ran out of memory may begin again
+        batch_size = self._given_batch_size or found_batch_size
+        if not batch_size:
+            raise InputError(
+                "The batch size of this trainer cannot be found.", hint="Give it to the callback: batch_size=32."
+            )
+        name = self._name or _name_of(model)
+        self._batch_size, self._parts = batch_size * parts, parts
+        tuner = tune(
+            budget_w=self._budget_w,
+            budget=self._budget,
+            batch_sizes=(self._batch_size,),
+            device=self._device,
+            # A step in parts takes longer than a whole one, so what is measured is kept apart.
+            name=name if parts == 1 else f"{name} in {parts} parts",
+            store=self._store,
+            folder=_own_folder(self._folder),
+            references=self._references,
+            cost=self._cost,
+            set_modes=self._set_modes,
+            options=self._options,
+        )
+        self._tuner = tuner.__enter__()
+        tuner.note("info", CANNOT)
+        if processes > 1:
+            tuner.note("warning", f"Of {processes} processes only the first controls, and only its own device.")
+
+    def _step_begins(self) -> None:
+        """An optimizer step begins; whatever else went on is over."""
+        if self._tuner is not None:
+            self._elsewhere.close()
+            self._tuner.starts(self._batch_size, self._parts)
+
+    def _step_ended(self, loss: Any = None) -> None:
+        """An optimizer step is done; waits where the budget asks for it."""
+        if self._tuner is not None:
+            self._tuner.step(loss)
+
+    def _leaves_training(self) -> None:
+        """Something else begins, such as a test of the model, and lasts until the next step at most."""
+        if self._tuner is not None:
+            self._elsewhere.close()
+            self._elsewhere.enter_context(self._tuner.testing())
+
+    def _is_back(self) -> None:
+        """What was begun by ``_leaves_training`` is over."""
+        self._elsewhere.close()
+
+    def _end(self, error: BaseException | None = None) -> None:
+        """Put everything back; may be called again."""
+        tuner, self._tuner = self._tuner, None
+        if tuner is not None:
+            self._elsewhere.close()
+            tuner.__exit__(type(error) if error else None, error, error.__traceback__ if error else None)
+
+
+def _name_of(model: nn.Module) -> str:
+    """Class and size: models of one class may be of any size."""
+    from torch.nn.parameter import is_lazy
+
+    count = sum(weight.numel() for weight in model.parameters() if not is_lazy(weight))
+    return f"{type(model).__name__} ({count:,} parameters)"
+
+
+def _own_folder(folder: Path | str | None) -> Path | None:
+    """The folder, or one beside it, that holds no run yet."""
+    if folder is None:
+        return None
+    first = Path(folder)
+    beside = (first.with_name(f"{first.name}-{number}") for number in count(2))
+    return first if not (first / "log.jsonl").exists() else next(p for p in beside if not (p / "log.jsonl").exists())

@@ -1,0 +1,374 @@
+"""``underwatt.tune``: a budget for an existing PyTorch loop. Every step that is measured is a step that is trained.
+
+with underwatt.tune(budget_w=10, batch_sizes=(8, 16, 32, 64, 128), optimizer=optimizer) as tuner:
+    for batch in tuner.loader(dataset, shuffle=True):
+        loss = train_step(batch)
+        tuner.step()
+
+With the last two lines in ``with tuner.training():``, a batch that does not fit into memory comes again in parts.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import traceback
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from underwatt.budget import Budget, parse_budget, parse_schedule
+from underwatt.control.live import LiveBudget
+from underwatt.control.pilot import Pilot
+from underwatt.convergence.curve import samples_to_target
+from underwatt.device.registry import open_device
+from underwatt.errors import InputError, OutOfMemoryError
+from underwatt.jobs.job import LrRule, scaled_lr
+from underwatt.jobs.loop import Completion
+from underwatt.records import WorkloadInfo
+from underwatt.runlog.inbox import Inbox, register_run
+from underwatt.runlog.log import RunLog
+from underwatt.store.saver import Saver
+from underwatt.store.store import Store
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from typing_extensions import Self
+
+    from underwatt.budget import Schedule
+    from underwatt.control.options import ControlOptions
+    from underwatt.device.base import Device
+    from underwatt.jobs.batches import PassBatches
+    from underwatt.jobs.job import LrRule
+    from underwatt.planning.problem import SamplesToTarget
+    from underwatt.records import Profile, Setting, WorkloadCost
+
+
+# The learning rate of an optimizer, following the batch size for the length of each of its steps.
+#
+# Outside its own ``step`` the optimizer has its own rate, so that a learning-rate scheduler, wherever a loop calls it,
+# and a checkpoint never see ours.
+
+
+class RateFollower:
+    """Scales the rates of an optimizer's parameter groups while it steps."""
+
+    def __init__(self, optimizer: Any, lr_batch_size: int, rule: LrRule | None = None) -> None:
+        self._optimizer = getattr(optimizer, "optimizer", optimizer)  # Accelerate and Lightning wrap it
+        self._lr_batch_size = lr_batch_size
+        self._rule: LrRule = rule if rule is not None else usual_rule(self._optimizer)
+        self._batch_size = lr_batch_size
+        self._own: Sequence[Any] | None = None
+        self._hooks: tuple[Any, ...] = ()
+        if not hasattr(self._optimizer, "register_step_pre_hook"):
+            raise InputError(
+                f"The learning rate of a {type(optimizer).__name__} cannot be followed: it is no PyTorch optimizer.",
+                hint="Leave optimizer out, and set the rate by tuner.batch_size yourself.",
+            )
+
+    def follow(self, batch_size: int) -> None:
+        """Take the rate of a batch size from the optimizer's next step on."""
+        self._batch_size = batch_size
+        if not self._hooks:
+            self._hooks = (
+                self._optimizer.register_step_pre_hook(self._scale),
+                self._optimizer.register_step_post_hook(self._back),
+            )
+
+    def close(self) -> None:
+        """Leave the optimizer alone again."""
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks = ()
+        self._back()
+
+    def _scale(self, *_: Any) -> None:
+        self._back()  # where a step raised, nobody has done it
+        groups = self._optimizer.param_groups
+        self._own = [group["lr"] for group in groups]
+        for group in groups:
+            if group["lr"]:  # a warm-up may begin at zero, a schedule end there, and a frozen group stay there
+                group["lr"] = scaled_lr(group["lr"], self._lr_batch_size, self._batch_size, self._rule)
+
+    def _back(self, *_: Any) -> None:
+        if self._own is not None:
+            for group, lr in zip(self._optimizer.param_groups, self._own, strict=True):
+                group["lr"] = lr
+            self._own = None
+
+
+def usual_rule(optimizer: Any) -> LrRule:
+    """Linear for SGD, the square root for all others."""
+    return "linear" if type(optimizer).__name__ == "SGD" else "sqrt"
+
+
+_log = logging.getLogger("underwatt")
+
+
+def tune(
+    *,
+    budget_w: float | None = None,
+    budget: str | Budget | Schedule | None = None,
+    batch_sizes: Sequence[int],
+    optimizer: Any = None,
+    lr_batch_size: int | None = None,
+    lr_rule: LrRule | None = None,
+    convergence: SamplesToTarget | Mapping[int, float] | None = None,
+    device: str | Device = "",
+    name: str = "training",
+    store: Path | str | None = None,
+    folder: Path | str | None = None,
+    references: Sequence[Profile] = (),
+    cost: WorkloadCost | None = None,
+    set_modes: bool = True,
+    options: ControlOptions | None = None,
+) -> Tuner:
+    """A tuner for a training loop, to be used in a ``with`` statement.
+
+    ``budget_w`` is mean watts; ``budget`` may say more: ``"10W peak"``, ``"50Wh"``, ``"08:00-18:00=15W,else=7W"``.
+    ``optimizer`` has its learning rate follow the batch size, by ``lr_rule`` (linear for SGD, square root for others)
+    from the rate it has now, which is taken to suit ``lr_batch_size`` (the largest batch size where it is not given).
+    ``convergence`` says how many samples the target takes at each batch size; without it, samples a second count. With
+    ``store`` measurements outlive the training; with ``folder`` a log is written there that proves the budget was
+    kept, and ``underwatt budget`` changes it. With ``set_modes=False`` nothing is set on the device: batch size and
+    pauses alone hold the budget. ``cost`` is what a step costs, for simulated devices only.
+    """
+    return Tuner(
+        device=open_device(device) if isinstance(device, str) else device,
+        live=_live(budget_w, budget),
+        batch_sizes=batch_sizes,
+        rate=RateFollower(optimizer, lr_batch_size or max(batch_sizes), lr_rule) if optimizer is not None else None,
+        convergence=samples_to_target(convergence),
+        name=name,
+        store=Path(store) if store is not None else None,
+        folder=Path(folder) if folder is not None else None,
+        references=references,
+        cost=cost,
+        set_modes=set_modes,
+        options=options,
+    )
+
+
+class Tuner:
+    """Made by ``tune``."""
+
+    def __init__(
+        self,
+        *,
+        device: Device,
+        live: LiveBudget,
+        batch_sizes: Sequence[int],
+        rate: RateFollower | None,
+        convergence: SamplesToTarget | None,
+        name: str,
+        store: Path | None,
+        folder: Path | None,
+        references: Sequence[Profile],
+        cost: WorkloadCost | None,
+        set_modes: bool,
+        options: ControlOptions | None,
+    ) -> None:
+        self._rate = rate
+        self._completion = Completion(on_gpu=False if device.info.simulated else None)
+        self._simulated = device.info.simulated
+        self._batch_size = 0  # of the batch handed out last
+        self._handed_out: PassBatches | None = None  # what that batch is one of, until it is trained on
+        self._sizes = tuple(sorted(set(batch_sizes)))
+        workload = WorkloadInfo(name, f"tune-{name}")
+        with contextlib.ExitStack() as stack:
+            kept = stack.enter_context(Store(store)) if store else None
+            known = kept.measurements(kept.profile_id(device.info, workload)) if kept else ()
+            log = inbox = None
+            if folder is not None:
+                path = folder / "log.jsonl"
+                if path.exists() and path.stat().st_size:
+                    raise InputError(f"There is a run in {folder} already.", hint="Name another folder.")
+                folder.mkdir(parents=True, exist_ok=True)
+                log = stack.enter_context(RunLog(path))
+                inbox = Inbox(folder)
+                if warning := stack.enter_context(register_run(folder, name, device.info.name)):
+                    _log.warning(warning)
+            self._pilot = Pilot(
+                device,
+                workload,
+                batch_sizes,
+                live,
+                convergence=convergence,
+                cost=cost,
+                known=known,
+                references=references,
+                saver=Saver(kept, device.info, workload) if kept else None,
+                log=log,
+                inbox=inbox,
+                listener=_warn,
+                set_modes=set_modes,
+                options=options,
+            )
+            self._stack = stack.pop_all()
+
+    def __enter__(self) -> Self:
+        try:
+            self._stack.enter_context(self._pilot)
+        except BaseException:
+            self._stack.close()
+            raise
+        return self
+
+    def __exit__(self, *error: Any) -> bool | None:
+        if self._rate is not None:
+            self._rate.close()
+        return self._stack.__exit__(*error)
+
+    def loader(self, dataset: Any, *, shuffle: bool = False, drop_last: bool = False, **more: Any) -> Iterator[Any]:
+        """One pass over a data set, the batch size as the budget allows at each moment.
+
+        ``more`` goes to PyTorch's ``DataLoader`` (``num_workers``, ``collate_fn``, …). Batch sizes larger than the data
+        set are left out.
+        """
+        from underwatt.jobs.batches import open_pass
+
+        batches, reopen = open_pass(
+            dataset, lambda: self._pilot.batch_size, shuffle=shuffle, drop_last=drop_last, **more
+        )
+        self._offer(len(dataset))
+        loader = reopen()
+        while (batch := next(loader, None)) is not None:
+            size = len(batches.handed_out[0])
+            try:
+                self.starts(size)
+            except OutOfMemoryError:
+                if size <= 1:
+                    raise
+                self._pilot.out_of_memory(size)
+                batches.take_back()
+            else:
+                self._handed_out = batches
+                yield batch
+            if batches.taken_back:
+                loader = reopen()
+            elif self._handed_out is batches:
+                raise InputError(
+                    "A batch was handed out and tuner.step() was not called.",
+                    hint="Call tuner.step() once after each batch of tuner.loader.",
+                )
+
+    def _offer(self, length: int) -> None:
+        """Choose among the batch sizes that a data set can fill."""
+        from underwatt.jobs.batches import fillable, left_out
+
+        sizes = fillable(self._sizes, length)
+        if sizes != self._pilot.batch_sizes:
+            self._pilot.offer(sizes)
+            if text := left_out(self._sizes, length):
+                self.note("warning", text)
+
+    @contextlib.contextmanager
+    def training(self) -> Iterator[None]:
+        """Use ``with tuner.training():`` around what is done with a batch of ``loader``, ``tuner.step()`` included.
+
+        Where memory runs out in it, the block is left, and the samples of its batch are handed out again in smaller
+        batches: none is lost. Gradients may be half done by then, so zero them at the beginning of the block. Raises
+        ``OutOfMemoryError`` where there is no smaller batch size, and where the optimizer had begun to change the
+        model, which nobody can do again.
+        """
+        from underwatt.jobs.faults import UpdateWatch, half_updated, ran_out_of_memory
+
+        watch = UpdateWatch()
+        try:
+            with watch:
+                yield
+        except Exception as exc:
+            batches, size = self._handed_out, self._batch_size
+            if batches is None or not ran_out_of_memory(exc):
+                raise
+            traceback.clear_frames(exc.__traceback__)  # they hold what fills the memory
+            if watch.begun:
+                raise half_updated(size, "Go on from your last checkpoint, with smaller batch sizes.") from exc
+            self._pilot.out_of_memory(size)
+            batches.take_back()
+            self._handed_out = None
+
+    def starts(self, batch_size: int, parts: int = 1) -> None:
+        """A step of this batch size begins, in so many parts whose gradients are added up.
+
+        ``loader`` says so by itself. Raises ``OutOfMemoryError`` where a simulated device has no room for a part.
+        """
+        if self._simulated:
+            for _ in range(parts):
+                self._pilot.simulate(batch_size // parts)
+        self._batch_size = batch_size
+        if self._rate is not None:
+            self._rate.follow(batch_size)
+
+    def step(self, loss: Any = None) -> None:
+        """A step has ended: to be called once after each batch."""
+        if self._completion.on_gpu is not False:
+            self._completion.wait(pausing=self._pilot.controller.pausing)
+        if self._handed_out is not None:
+            self._handed_out.handed_out.popleft()
+            self._handed_out = None
+        self._pilot.stepped(self._batch_size, loss)
+
+    def testing(self) -> contextlib.AbstractContextManager[None]:
+        """Use ``with tuner.testing():`` around whatever is not a training step, such as a test of the model."""
+        return self._pilot.elsewhere()
+
+    def note(self, level: str, text: str) -> None:
+        """Say something in the log: ``info`` or ``warning``."""
+        self._pilot.note(level, text)
+
+    @property
+    def batch_size(self) -> int:
+        """The batch size of the next batch."""
+        return self._pilot.batch_size
+
+    @property
+    def setting(self) -> Setting:
+        """Power mode and batch size in use."""
+        return self._pilot.setting
+
+    @property
+    def state(self) -> str:
+        """What the controller is doing: searching, holding, correcting or restoring."""
+        return self._pilot.controller.state.value
+
+    @property
+    def samples(self) -> int:
+        """Samples trained on so far."""
+        return self._pilot.samples
+
+    @property
+    def energy_j(self) -> float:
+        """Joules drawn so far, as far as they were read."""
+        return self._pilot.energy_j
+
+    @property
+    def elapsed_s(self) -> float:
+        """Seconds of the device's time since the start."""
+        return self._pilot.elapsed_s
+
+
+def _warn(kind: str, fields: dict[str, Any]) -> None:
+    """Warnings reach whoever trains also where there is no log, or none that can be written."""
+    if kind == "note" and fields["level"] == "warning":
+        _log.warning(fields["text"])
+
+
+def _live(budget_w: float | None, budget: str | Budget | Schedule | None) -> LiveBudget:
+    from datetime import datetime
+
+    from underwatt.budget import Schedule
+
+    if (budget_w is None) == (budget is None):
+        raise InputError("A tuner needs budget_w or budget.", hint="Such as budget_w=10, or budget='10W peak'.")
+    now = datetime.now().astimezone()
+    time_of_day_s = now.hour * 3600 + now.minute * 60 + now.second
+    if budget_w is not None:
+        return LiveBudget(Budget(power_w=budget_w), time_of_day_s=time_of_day_s)
+    if isinstance(budget, str) and "=" in budget:
+        budget = parse_schedule(budget)
+    if isinstance(budget, Schedule):
+        return LiveBudget(Budget(power_w=budget.highest_w), budget, time_of_day_s=time_of_day_s)
+    parsed = parse_budget(budget) if isinstance(budget, str) else budget
+    assert parsed is not None
+    return LiveBudget(parsed, time_of_day_s=time_of_day_s)

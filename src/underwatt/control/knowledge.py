@@ -1,0 +1,213 @@
+"""What a run knows: settings as they were measured, and how the device has drifted since.
+
+Heat, another process or a colder room change what every setting draws and takes. That is kept apart from the
+measurements: so many watts more, so many times slower, for all settings alike.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from enum import Enum
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from underwatt.planning.problem import Outcome, Problem, outcome
+from underwatt.records import Measurement, PowerMode, Setting, Status
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from underwatt.measure.meter import Meter
+
+
+# A device draws at most this share of the budget less than when it was measured: less than that is a throttled clock.
+LARGEST_RELIEF = 0.05
+# More than this share at once is another process, or one that ended, and no error of a measurement.
+LEAP = 0.04
+# Standard deviations, as shares of power: of the drift between two looks, of one second of readings, and of what a
+# setting is at best known to.
+DRIFT_STD, SEEN_STD, LEAST_STD = 0.004, 0.008, 0.002
+
+
+@dataclass(frozen=True, slots=True)
+class Drift:
+    """How the device differs from when its settings were measured."""
+
+    extra_w: float = 0.0
+    slow_factor: float = 1.0
+
+    def seen_from(self, measurement: Measurement) -> Measurement:
+        """A measurement made in this drift as it would have been without."""
+        if not measurement.usable:
+            return measurement
+        return replace(
+            measurement,
+            power_w=max(measurement.power_w - self.extra_w, 1e-3),
+            peak_w=max(measurement.peak_w - self.extra_w, 1e-3),
+            step_s=measurement.step_s / self.slow_factor,
+        )
+
+
+class Surprise(Enum):
+    """How an observation differs from what was expected."""
+
+    SMALL = "small"
+    LEAP = "leap"
+
+
+class Knowledge:
+    """The newest measurement of each setting, and which settings may be used now."""
+
+    def __init__(self, problem: Problem, known: Iterable[Measurement] = ()) -> None:
+        self._rows = {int(size): row for row, size in enumerate(problem.candidates.batch_size.tolist())}
+        self._known: dict[Setting, Measurement] = {}
+        self._refused: set[PowerMode] = set()
+        self._too_large = math.inf
+        self.drift = Drift()
+        self._drift_std_w = 0.0
+        for measurement in known:
+            self.add(measurement)
+
+    def add(self, measurement: Measurement) -> None:
+        """Take in a measurement, as it would be without drift."""
+        size = measurement.setting.batch_size
+        if measurement.status is Status.OUT_OF_MEMORY:
+            self._too_large = min(self._too_large, size)
+        elif measurement.usable and size in self._rows:
+            self._known[measurement.setting] = measurement
+
+    def is_leap(self, setting: Setting, power_w: float, blur_w: float = 0.0) -> bool:
+        """Whether watts differ from what is known by more than measurements err: the device has changed."""
+        known = self._known[setting]
+        doubt_w = _half_width(known.power_w_ci95) + 2 * math.hypot(self._drift_std_w, blur_w)
+        return abs(power_w - known.power_w - self.drift.extra_w) > LEAP * known.power_w + doubt_w
+
+    def observe(self, setting: Setting, power_w: float, step_s: float, seconds: float, blur_w: float = 0.0) -> Surprise:
+        """Watts and time of a known setting, seen over some seconds of training; how far they are from expected.
+
+        Either may be NaN where it was not seen; ``blur_w`` is a standard deviation of the watts beyond that of the
+        readings. What differs a little is shared between the setting, whose measurement was short, and the device,
+        which drifts; a leap is the device's alone. How large it is shows only later, for sensors lag.
+        """
+        known = self._known[setting]
+        drift = self.drift
+        left_w = power_w - known.power_w - drift.extra_w if math.isfinite(power_w) else 0.0
+        slow = step_s / known.step_s / drift.slow_factor if math.isfinite(step_s) else 1.0
+        leaps = math.isfinite(power_w) and self.is_leap(setting, power_w, blur_w)
+        if leaps or abs(slow - 1) > 2 * LEAP + _half_width(known.step_s_ci95) / known.step_s:
+            extra_w = max(drift.extra_w + left_w, -LARGEST_RELIEF * known.power_w)
+            self.drift = Drift(extra_w, min(max(drift.slow_factor * slow, 0.5), 20.0))
+            self._drift_std_w = LEAP * known.power_w
+            return Surprise.LEAP
+        if not math.isfinite(power_w):
+            return Surprise.SMALL
+        setting_std = max(_half_width(known.power_w_ci95) / 2, LEAST_STD * known.power_w)
+        drift_std = math.hypot(self._drift_std_w, DRIFT_STD * known.power_w)
+        seen_std = math.hypot(SEEN_STD * known.power_w / math.sqrt(max(seconds, 0.1)), blur_w)
+        variance = setting_std**2 + drift_std**2 + seen_std**2
+        own, common = setting_std**2 / variance, drift_std**2 / variance
+        self.drift = replace(drift, extra_w=drift.extra_w + common * left_w)
+        self._drift_std_w = drift_std * math.sqrt(1 - common)
+        self._known[setting] = replace(
+            known, power_w=known.power_w + own * left_w, power_w_ci95=2 * setting_std * math.sqrt(1 - own)
+        )
+        return Surprise.SMALL
+
+    def saw_peak(self, setting: Setting, peak_w: float) -> None:
+        """One reading of a known setting was this high."""
+        known = self._known[setting]
+        self._known[setting] = replace(known, peak_w=max(known.peak_w, peak_w - self.drift.extra_w))
+
+    def lowest(self) -> Setting | None:
+        """The setting that draws least."""
+        return min(self.measurements(), key=lambda m: m.power_w).setting if self.measurements() else None
+
+    def refuse(self, mode: PowerMode) -> None:
+        """The device did not take this mode: it is not offered again."""
+        self._refused.add(mode)
+
+    def of(self, setting: Setting) -> Measurement | None:
+        """What is known of a setting."""
+        return self._known.get(setting)
+
+    def expected_w(self, known: Measurement) -> float:
+        """What a measured setting draws now."""
+        return known.power_w + self.drift.extra_w
+
+    def step_s(self, setting: Setting) -> float:
+        """What a step at a setting takes now; 0 where that is not known."""
+        known = self._known.get(setting)
+        return known.step_s * self.drift.slow_factor if known else 0.0
+
+    def measurements(self) -> tuple[Measurement, ...]:
+        """Everything that may be used."""
+        return tuple(m for m in self._known.values() if self.usable(m.setting))
+
+    def usable(self, setting: Setting) -> bool:
+        """Whether a setting may be tried."""
+        return setting.batch_size < self._too_large and setting.mode not in self._refused
+
+    def effective_w(self, power_w: float) -> float:
+        """The watts that are left for a setting as it was measured."""
+        return max(power_w - self.drift.extra_w, 1e-3)
+
+    def outcome(self, setting: Setting, problem: Problem) -> Outcome | None:
+        """What a known setting takes under the problem's budget."""
+        known = self._known.get(setting)
+        return outcome(problem, self._rows[setting.batch_size], known) if known else None
+
+    def best(self, problem: Problem, highest_gpu_mhz: float = math.inf) -> Outcome | None:
+        """The best measured setting under the problem's budget; where none keeps it, the one that draws least."""
+        found = [
+            outcome(problem, self._rows[m.setting.batch_size], m)
+            for m in self.measurements()
+            if (m.setting.mode.gpu_mhz or 0) <= highest_gpu_mhz
+        ]
+        fitting = [item for item in found if item.fits]
+        if fitting:
+            return min(fitting, key=lambda item: item.score(problem.goal))
+        reached = [item for item in found if math.isfinite(item.time_s)]
+        return min(reached, key=lambda item: item.measurement.power_w, default=None)
+
+
+def _half_width(ci95: float) -> float:
+    """Of an interval; 0 where none was recorded."""
+    return ci95 if math.isfinite(ci95) else 0.0
+
+
+# What the meter has seen of the steps lately.
+
+FEWEST_READINGS = FEWEST_STEPS = 3
+MOST_PAUSED = 0.5  # mostly idle, readings say little about steps
+IDLE_DOUBT = 0.15  # standard deviation of what a pause draws, as a share: it hangs on the clocks
+
+
+def mean_reading_w(meter: Meter, since_s: float) -> float:
+    """Mean of the newest readings; NaN where there are none. Cheap: it is asked a few times a second."""
+    watts = [reading.power_w for reading in meter.readings_after(since_s)]
+    return sum(watts) / len(watts) if watts else math.nan
+
+
+@dataclass(frozen=True, slots=True)
+class SeenSteps:
+    """Mean power of steps and their mean time, NaN where too little was seen; and how far pauses blur the power."""
+
+    power_w: float
+    step_s: float
+    blur_w: float
+
+
+def seen_steps(meter: Meter, since_s: float, idle_w: float) -> SeenSteps:
+    """What the steps since a moment drew and took, pauses between them taken off."""
+    trace = meter.trace(since_s)
+    if len(trace) < FEWEST_READINGS:
+        return SeenSteps(math.nan, math.nan, 0.0)
+    paused_s = float(meter.paused_s(trace.at_s)[-1])
+    seconds = float(trace.at_s[-1] - trace.at_s[0])
+    busy_s = max(seconds - paused_s, 1e-9)
+    power_w = (trace.energy_j - idle_w * paused_s) / busy_s if paused_s <= MOST_PAUSED * seconds else math.nan
+    times_s = meter.step_times(since_s)
+    step_s = float(np.mean(times_s)) if len(times_s) >= FEWEST_STEPS else math.nan
+    return SeenSteps(power_w, step_s, IDLE_DOUBT * idle_w * paused_s / busy_s)

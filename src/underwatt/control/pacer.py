@@ -1,0 +1,221 @@
+"""Pauses between steps that hold the mean power at the budget: a closed loop on the joules that were measured.
+
+A step costs so many joules beyond what waiting draws, however long it takes: where a CPU hands work to a GPU, its time
+wanders far more than its joules. So steps are given a beat: the time in which the budget, less waiting, brings those
+joules. They are learned from all that is read. What is still off goes to the debt, the joules drawn so far beyond the
+budget, which is paid back slowly against the lag of any sensor, so that nothing swings. As the debt is a sum of all
+that was read, the mean is exact in the long run.
+"""
+
+from __future__ import annotations
+
+import math
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+from underwatt.measure.meter import Joules
+
+if TYPE_CHECKING:
+    from underwatt.measure.meter import Meter
+    from underwatt.records import PowerSample
+
+# Bounds of the debt, as seconds of the budget. What was not drawn is no credit to speak of: the budget of one second is
+# not saved for a later one. And what steps drew too much long ago is over. Where there are pauses, a stall may be made
+# up for, but only by so small a share above the budget that no window notices.
+CREDIT_S, PAUSING_CREDIT_S, LARGEST_DEBT_S = 0.02, 1.0, 0.3
+MADE_UP = 0.012
+FORGIVEN_S = 0.1  # the debt that is left after a measurement that drew too much
+# Where steps as such keep the budget, a debt below this is left alone: readings are noisy.
+SLACK_S = 0.02
+# A debt is paid back over this time: with a counter of joules, and with a sensor that averages and lags. A step's
+# joules are learned so many times slower.
+COUNTED_S, READ_S = 0.6, 3.0
+LEARNED_SLOWER, LEARNED_STEPS = 2.5, 4.0
+EXPECTED_S = 1.0  # what is expected of a step weighs as much as so long a time of steps that were read
+# Shorter pauses are saved up, longer ones taken in pieces: in between somebody may change the budget.
+SHORTEST_PAUSE_S, LONGEST_PAUSE_S = 0.001, 0.25
+LEAST_BUSY, MOSTLY_PAUSED = 0.02, 0.9
+# Idling must draw at least this share less than the budget, or pausing pays nothing back.
+LEAST_RELIEF = 0.02
+
+
+class Pacer:
+    """How long to wait after a step."""
+
+    def __init__(self, meter: Meter, idle_w: float, now_s: float) -> None:
+        self._meter = meter
+        self._idle_w = idle_w
+        self._budget_w = math.inf
+        self._cost: _StepCost | None = None
+        self._blind_until_s = -math.inf
+        self._debt_j = 0.0
+        self._last: PowerSample | None = None
+        self._counted_s = now_s
+        self._joules = Joules()
+        self._paused_s = self._usual_s = self._steps = 0.0  # not matched with readings yet
+        self._busy_from_s = now_s  # when the last pause ended
+        self._owed_s = 0.0  # pauses that are due
+        self._absent_s = (-math.inf, -math.inf)
+        self.at_ease = False  # whether the last step was followed by no pause, and none is due
+        self.short_s = 0.0  # how long pauses have drawn more than the budget
+
+    @property
+    def can_hold(self) -> bool:
+        """Whether idling draws enough less than the budget for pauses to help."""
+        return can_hold(self._budget_w, self._idle_w)
+
+    def set_budget(self, power_w: float, idle_w: float) -> None:
+        """Hold other watts from now on; a pause is expected to draw ``idle_w``."""
+        self._budget_w, self._idle_w = power_w, idle_w
+        self.short_s = 0.0
+        self._owed_s = 0.0 if self.can_hold else math.inf
+
+    def expect(self, busy_w: float | None, step_s: float = math.nan, blind_until_s: float = -math.inf) -> None:
+        """Steps draw so many watts for so long from now on, NaN where that is not known.
+
+        Until a moment readings still tell of what was before.
+        """
+        self._cost = None if busy_w is None else _StepCost(busy_w, step_s, self._idle_w)
+        self._blind_until_s = blind_until_s if busy_w is not None else -math.inf
+        self._usual_s = self._steps = 0.0
+        if self._budget_w < math.inf:
+            self._debt_j = max(self._debt_j, -CREDIT_S * self._budget_w)
+
+    def settled(self, busy_w: float, step_s: float, *, forgive: bool) -> None:
+        """What a step draws is known now; ``forgive`` most of the debt of a measurement that drew too much."""
+        self.take_in()
+        self.expect(busy_w, step_s)
+        if forgive and self._budget_w < math.inf:
+            self._debt_j = min(self._debt_j, FORGIVEN_S * self._budget_w)
+
+    def stepped(self, now_s: float, steps: float = 1.0) -> None:
+        """A step has ended: time for its joules is due. ``steps`` says how many usual ones it is worth."""
+        usual_s = busy_s = max(0.0, now_s - self._busy_from_s)
+        self._busy_from_s = now_s
+        if self._cost is not None:
+            usual_s = self._cost.usual_s(steps, busy_s)
+        self._usual_s += usual_s
+        self._steps += steps
+        self.take_in()
+        self.at_ease = self._budget_w == math.inf
+        if self.at_ease:
+            return
+        if not self.can_hold:
+            self._owed_s = math.inf  # until other watts hold
+            return
+        share = self._busy_share()
+        if share == 1.0:
+            self._owed_s, self.at_ease = 0.0, True
+            return
+        # A slow step is made up for by the next ones, but no more than one.
+        self._owed_s = max(self._owed_s + usual_s / share - busy_s, -usual_s)
+
+    def pause_s(self) -> float:
+        """How long to wait now; 0 where the budget is kept."""
+        return min(self._owed_s, LONGEST_PAUSE_S) if self._owed_s >= SHORTEST_PAUSE_S else 0.0
+
+    def paused(self, seconds: float, now_s: float) -> None:
+        """So long was waited."""
+        self._paused_s += seconds
+        self._owed_s -= seconds
+        self._busy_from_s = now_s
+        self.take_in()
+
+    def skip(self, now_s: float) -> None:
+        """No pause is wanted now."""
+        self.take_in()
+        self._owed_s = 0.0
+        self._busy_from_s = now_s
+
+    def absent(self, begin_s: float, end_s: float) -> None:
+        """What was drawn in between was not drawn by steps; it is paid back all the same."""
+        self._absent_s = (begin_s, end_s)
+        self._busy_from_s = end_s
+
+    def _busy_share(self) -> float:
+        """The share of the time that steps may take."""
+        share = self._cost.share(self._budget_w, self._idle_w) if self._cost is not None else 1.0
+        debt_s = self._debt_j / self._budget_w
+        if share == 1.0 and debt_s <= SLACK_S:
+            return 1.0
+        # With steps that keep the budget as they are, there is nothing but the debt to pause for.
+        return min(1.0, max(share * (1 - max(debt_s / self._payback_s(), -MADE_UP)), LEAST_BUSY))
+
+    def _payback_s(self) -> float:
+        return COUNTED_S if self._last is not None and self._last.energy_j is not None else READ_S
+
+    def take_in(self) -> None:
+        """Count the readings since the last look."""
+        if self._meter.newest is self._last:
+            return
+        samples = self._meter.readings_after(self._counted_s)
+        if not samples:
+            return
+        if self._last is not None:
+            samples.insert(0, self._last)
+        # Steps since the last look belong to all readings since then, alike.
+        span_s = max(samples[-1].at_s - samples[0].at_s, 1e-9)
+        usual_s, steps = self._usual_s, self._steps
+        if len(samples) > 1:
+            self._usual_s = self._steps = 0.0
+        for before, after in pairwise(samples):
+            share = (after.at_s - before.at_s) / span_s
+            self._add(before, after, share * usual_s, share * steps)
+        self._last = samples[-1]
+        self._counted_s = self._last.at_s
+
+    def _add(self, before: PowerSample, after: PowerSample, usual_s: float, steps: float) -> None:
+        seconds = after.at_s - before.at_s
+        drawn_j = self._joules.between(before, after)
+        paused_s = min(self._paused_s, seconds)
+        self._paused_s -= paused_s
+        if self._budget_w == math.inf:
+            return
+        short = paused_s > MOSTLY_PAUSED * seconds and drawn_j > self._budget_w * seconds
+        self.short_s = self.short_s + seconds if short else 0.0
+        elsewhere = before.at_s < self._absent_s[1] and after.at_s > self._absent_s[0]
+        cost = self._cost
+        pausing = cost is not None and cost.share(self._budget_w, self._idle_w) < 1
+        if cost is not None and not elsewhere:
+            if before.at_s < self._blind_until_s:
+                drawn_j = cost.busy_w * (seconds - paused_s) + self._idle_w * paused_s
+            else:
+                # Where steps are long, some of them must be seen before the earlier ones are forgotten.
+                weight = min(seconds / (LEARNED_SLOWER * self._payback_s()), steps / LEARNED_STEPS)
+                cost.learn(drawn_j - self._idle_w * seconds, usual_s, weight)
+        least_j = -(PAUSING_CREDIT_S if pausing else CREDIT_S) * self._budget_w
+        most_j = math.inf if elsewhere else max(LARGEST_DEBT_S * self._budget_w, self._debt_j)
+        self._debt_j = min(max(self._debt_j + drawn_j - self._budget_w * seconds, least_j), most_j)
+
+
+def can_hold(budget_w: float, idle_w: float) -> bool:
+    """Whether a device that draws so much while it waits can be held at a budget by waiting."""
+    return budget_w * (1 - LEAST_RELIEF) > idle_w
+
+
+class _StepCost:
+    """The joules of a step beyond waiting: as expected at first, then as they were of late.
+
+    Where it is not known how long a step usually takes, the joules of a second of steps are learned instead.
+    """
+
+    def __init__(self, busy_w: float, step_s: float, idle_w: float) -> None:
+        self.busy_w, self._step_s = busy_w, step_s
+        self._unit_s = step_s if step_s > 0 else 1.0
+        self._units = max(1.0, EXPECTED_S / self._unit_s)
+        self._units_j = self._units * self._unit_s * (busy_w - idle_w)
+
+    def usual_s(self, steps: float, busy_s: float) -> float:
+        """How long so many steps usually take, where these took ``busy_s``."""
+        return steps * self._step_s if self._step_s > 0 else busy_s
+
+    def learn(self, seen_j: float, usual_s: float, weight: float) -> None:
+        """So many joules for steps that usually take so long were read; ``weight`` says how much that is to learn."""
+        keep = math.exp(-weight)
+        self._units_j = keep * self._units_j + seen_j
+        self._units = keep * self._units + usual_s / self._unit_s
+
+    def share(self, budget_w: float, idle_w: float) -> float:
+        """The share of the time that steps may take, as long as they usually do."""
+        left_j = (budget_w - idle_w) * self._unit_s * self._units
+        return 1.0 if self._units_j <= left_j else left_j / self._units_j

@@ -1,0 +1,467 @@
+"""The pilot: everything between a training loop and a device, for whoever owns the loop.
+
+A loop asks for the batch size, trains a step, and reports it. The pilot holds the device's session, the meter, the
+controller and the log; when it is left, by whatever way, the device is put back.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import time
+from datetime import datetime
+from typing import TYPE_CHECKING, Any
+
+from underwatt import __version__
+from underwatt.control.controller import Controller
+from underwatt.control.options import Quiet
+from underwatt.device.base import SimulatesLoad, permitted_space
+from underwatt.device.session import Session
+from underwatt.errors import BudgetError, InputError, OutOfMemoryError, SensorError
+from underwatt.measure.meter import Meter, measure_idle
+from underwatt.planning.problem import Problem, allows_pauses
+from underwatt.predict.base import SettingArray
+from underwatt.records import PowerMode
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from typing_extensions import Self
+
+    from underwatt.control.live import LiveBudget
+    from underwatt.control.options import ControlOptions
+    from underwatt.device.base import Device
+    from underwatt.planning.problem import SamplesToTarget
+    from underwatt.records import Measurement, PowerSample, Profile, Setting, WorkloadCost, WorkloadInfo
+    from underwatt.runlog.inbox import Inbox
+    from underwatt.runlog.log import RunLog
+    from underwatt.store.saver import Saver
+
+    Listener = Callable[[str, dict[str, Any]], None]
+
+TELL_PERIOD_S, TELL_LATE_S = 1.0, 0.5
+
+
+class Pilot:
+    """Use as ``with Pilot(…) as pilot:``; then ``pilot.batch_size``, a step, ``pilot.stepped(batch_size)``."""
+
+    def __init__(
+        self,
+        device: Device,
+        workload: WorkloadInfo,
+        batch_sizes: Sequence[int],
+        live: LiveBudget,
+        *,
+        convergence: SamplesToTarget | None = None,
+        cost: WorkloadCost | None = None,
+        known: Sequence[Measurement] = (),
+        references: Sequence[Profile] = (),
+        saver: Saver | None = None,
+        log: RunLog | None = None,
+        inbox: Inbox | None = None,
+        options: ControlOptions | None = None,
+        listener: Listener | None = None,
+        can_pause: bool = True,
+        set_modes: bool = True,
+        elapsed_s: float = 0.0,
+    ) -> None:
+        if isinstance(device, SimulatesLoad) and cost is None:
+            raise InputError(
+                f"{device.info.name} is simulated, so it must be told what a step costs.",
+                hint="Give cost=underwatt.count_cost(job), or name a real device.",
+            )
+        self.device = device
+        self.workload = workload
+        self._steps = self._samples = 0
+        self._share = 0.0
+        self.target: float | None = None
+        self.score: float | None = None  # of the last test
+        self._live, self._convergence, self._cost, self._known = live, convergence, cost, tuple(known)
+        self._sizes = tuple(sorted(set(batch_sizes)))
+        self._references, self._log, self._options = references, log, options
+        self._elapsed_s, self._energy_j = elapsed_s, 0.0
+        self._session = Session(device)
+        self._meter = Meter(device)
+        self._now_s, self._keep_beat = device.clock.now_s, self._meter.keep_beat
+        self._quiet = Quiet()
+        self._controller: Controller | None = None
+        self._stack = contextlib.ExitStack()
+        self._share_of_sample: dict[int, float] = {}
+        self._begun_s = self._next_tell_s = self._next_tell_here_s = 0.0
+        self._outcome = "finished"
+        self._loss: Any = None
+        self._idle_w: float | None = None
+        self._listener, self._can_pause, self._set_modes = listener, can_pause, set_modes
+        self._saver = saver
+        if inbox is not None:
+            live.listen(inbox)
+        self._may_fail = [part for part in (log, inbox, self._saver) if part is not None]
+
+    def __enter__(self) -> Self:
+        failure: BaseException | None = None
+        try:
+            with contextlib.ExitStack() as stack:
+                try:
+                    self._begin(stack)
+                except BaseException as exc:
+                    failure = exc
+                    raise
+                self._stack = stack.pop_all()
+        except BaseException as exc:
+            if self._controller is not None:
+                self._say_end(exc is failure, failure or exc)  # putting back raises an error of its own
+            raise
+        return self
+
+    def _begin(self, stack: contextlib.ExitStack) -> None:
+        self._session = stack.enter_context(self._session)
+        self._idle_w = measure_idle(self.device) if self._can_pause and allows_pauses(self._live.budget) else None
+        if self._idle_w is not None and self._live.power_w(self._elapsed_s) < self._idle_w:
+            self._check_lowest()
+        self._begun_s = self.device.clock.now_s() - self._elapsed_s
+        self._meter.listen(self._hear)
+        if self._log is not None:
+            self._meter.listen(self._log_reading)
+        stack.enter_context(self._meter)
+        self._controller = self._make_controller()
+        self._say_start()
+        if self._session.recovered:
+            self._tell("note", {"level": "info", "text": "A killed session had left the device changed; put back."})
+        self._controller.begin()
+
+    def _make_controller(self) -> Controller:
+        space = permitted_space(self.device) if self._set_modes else self.device.space.only(())
+        candidates = SettingArray.product(tuple(k.name for k in space.knobs), space.matrix(), self._sizes)
+        problem = Problem.of(candidates, self._live.budget, self._convergence, idle_w=self._idle_w)
+        self._share_of_sample = _shares(self._convergence, self._sizes)
+        controller = Controller(
+            self._session,
+            self._meter,
+            problem,
+            self._live,
+            known=[m for m in self._known if tuple(m.setting.mode.knobs()) == candidates.knobs],
+            references=self._references,
+            options=self._options,
+            tell=self._tell,
+            begun_s=self._begun_s,
+            can_pause=self._can_pause,
+            waiting=self._say_progress_if_late,
+        )
+        controller.energy_before_j = self._energy_j
+        self._quiet = controller.quiet
+        return controller
+
+    def __exit__(self, *error: Any) -> None:
+        self.controller.restoring()
+        restored, failure = False, error[1]
+        try:
+            self._stack.__exit__(*error)
+            restored = True
+        except BaseException as exc:
+            failure = failure or exc
+            raise
+        finally:
+            self._say_end(restored, failure)
+
+    @property
+    def controller(self) -> Controller:
+        """What decides."""
+        if self._controller is None:
+            raise InputError("The tuner is not under way.", hint="Use it in a with statement.")
+        return self._controller
+
+    @property
+    def meter(self) -> Meter:
+        """The power readings and the beats of the steps."""
+        return self._meter
+
+    @property
+    def setting(self) -> Setting:
+        """What to train with from the next step on."""
+        setting = self.controller.setting
+        assert setting is not None
+        return setting
+
+    @property
+    def steps(self) -> int:
+        """Steps trained so far."""
+        return self._steps + self._quiet.steps
+
+    @property
+    def samples(self) -> int:
+        """Samples trained on so far."""
+        return self._samples + self._quiet.steps * self._quiet.batch_size
+
+    @property
+    def share(self) -> float:
+        """Of the way to the target, as far as convergence tells."""
+        quiet = self._quiet
+        return self._share + quiet.steps * quiet.batch_size * self._share_of_sample.get(quiet.batch_size, 0.0)
+
+    @property
+    def batch_size(self) -> int:
+        """The batch size of the next batch."""
+        return self.setting.batch_size
+
+    @property
+    def elapsed_s(self) -> float:
+        """Seconds of the device's time since the training began."""
+        return self.device.clock.now_s() - self._begun_s
+
+    @property
+    def energy_j(self) -> float:
+        """Joules since the training began, as far as they were read."""
+        return self.controller.energy_j
+
+    @property
+    def power_w(self) -> float:
+        """Mean power over the last second; NaN where it cannot be read."""
+        try:
+            trace = self._meter.trace(self._now_s() - TELL_PERIOD_S)
+        except SensorError:
+            return math.nan
+        return float(trace.power_w.mean()) if len(trace) else math.nan
+
+    @property
+    def time_left_s(self) -> float:
+        """Expected time to the target; inf where nothing is known of it."""
+        return self.controller.time_left_s if self._convergence is not None else math.inf
+
+    def continues(self, *, samples: int, steps: int, share: float, energy_j: float) -> None:
+        """This is a part of a training that began earlier."""
+        self._samples, self._steps, self._share, self._energy_j = samples, steps, share, energy_j
+
+    @property
+    def batch_sizes(self) -> tuple[int, ...]:
+        """Those on offer, smallest first."""
+        return self._sizes
+
+    def offer(self, batch_sizes: Sequence[int]) -> None:
+        """Choose among these batch sizes from the next step on; what was measured and drawn so far stays counted."""
+        self._sizes = tuple(sorted(set(batch_sizes)))
+        self._count(0, 0)
+        self._controller = self._make_controller()
+        self._controller.progressed(self.share)
+        self._controller.begin()
+
+    def begins_anew(self) -> None:
+        """What was trained so far does not count."""
+        self._quiet.steps = self._steps = self._samples = 0
+        self._share = 0.0
+
+    def simulate(self, batch_size: int) -> None:
+        """Let a step pass on a simulated device, before it is trained; nothing on a real one.
+
+        Raises ``OutOfMemoryError`` where it would not fit.
+        """
+        if self._cost is not None and isinstance(self.device, SimulatesLoad):
+            self.device.run_step(self._cost, batch_size)
+
+    def stepped(self, batch_size: int, loss: Any = None) -> None:
+        """A step of this batch size has ended; waits where the budget asks for it."""
+        quiet, now_s = self._quiet, self._now_s()
+        self._keep_beat(now_s)
+        self._loss = loss
+        if now_s < quiet.until_s and now_s < quiet.calm_until_s and batch_size == quiet.batch_size:
+            quiet.steps += 1
+            return
+        self._count(batch_size, 1)
+        self._look(batch_size)
+
+    def heard(self, batch_size: int, steps: int, at_s: float) -> None:
+        """So many steps had ended at a moment, as somebody else says; they cannot be waited for."""
+        self._meter.beat_at(at_s, steps)
+        self._count(batch_size, steps)
+        self._look(batch_size)
+
+    def _count(self, batch_size: int, steps: int) -> None:
+        """Count steps, and the quiet ones before them."""
+        for size, count in ((self._quiet.batch_size, self._quiet.steps), (batch_size, steps)):
+            self._steps += count
+            self._samples += count * size
+            self._share += count * size * self._share_of_sample.get(size, 0.0)
+
+    def _look(self, batch_size: int) -> None:
+        controller = self.controller
+        controller.progressed(self.share)
+        controller.after_step(batch_size)
+        self._say_progress_if_late()
+
+    def out_of_memory(self, batch_size: int) -> int:
+        """A step of this batch size did not fit; the batch size to go on with.
+
+        Raises ``OutOfMemoryError`` where there is no smaller one.
+        """
+        smaller = self.controller.out_of_memory(batch_size).batch_size
+        if smaller >= batch_size:
+            raise OutOfMemoryError(
+                f"A step at batch size {batch_size} does not fit into the memory of {self.device.info.name}.",
+                hint="Offer smaller batch sizes.",
+            )
+        return smaller
+
+    @contextlib.contextmanager
+    def elsewhere(self) -> Iterator[None]:
+        """Something other than training goes on, such as a test: its time belongs to no step."""
+        begin_s = self.device.clock.now_s()
+        try:
+            yield
+        finally:
+            end_s = self.device.clock.now_s()
+            if end_s > begin_s:  # on a simulated device only steps take time
+                self.controller.interrupted(begin_s, end_s)
+
+    def scored(self, value: float, target: float) -> None:
+        """The model was tested."""
+        self.score = value
+        self._tell("score", {"samples": self.samples, "value": value, "target": target})
+
+    @property
+    def energy_left_j(self) -> float:
+        """What is left of the budget's joules; inf where they are not bounded."""
+        limit_j = self._live.budget.energy_j
+        return math.inf if limit_j is None else limit_j - self.energy_j
+
+    def note(self, level: str, text: str) -> None:
+        """Say something in the log: ``info`` or ``warning``."""
+        self._tell("note", {"level": level, "text": text})
+
+    def ends(self, outcome: str) -> None:
+        """How the training ends, for the log."""
+        self._outcome = outcome
+
+    def _check_lowest(self) -> None:
+        """The device draws more than the budget while it waits: do its lowest clocks help? Where not, end here."""
+        space = permitted_space(self.device) if self._set_modes else self.device.space.only(())
+        if not space.knobs:
+            return  # the controller says so
+        self._session.apply(PowerMode.of({knob.name: min(knob.values) for knob in space.knobs}))
+        lowest_w = measure_idle(self.device)
+        budget_w = self._live.power_w(self._elapsed_s)
+        if budget_w <= lowest_w:
+            raise BudgetError(
+                f"{budget_w:g} W is less than the device draws while it waits at its lowest clocks ({lowest_w:.2f} W).",
+                hint=f"The smallest budget that can be held is above {lowest_w:.2f} W.",
+            )
+
+    # Telling
+
+    def _hear(self, sample: PowerSample) -> None:
+        self._quiet.heard(sample.at_s, sample.power_w, self._live.has_news())
+
+    def _log_reading(self, sample: PowerSample) -> None:
+        assert self._log is not None
+        self._log.power(sample.at_s - self._begun_s, sample.power_w)
+        is_time = sample.at_s >= self._next_tell_s or time.monotonic() >= self._next_tell_here_s
+        if is_time and self._controller is not None and self._controller.setting is not None:
+            self._say_progress()
+
+    def _tell(self, kind: str, fields: dict[str, Any]) -> None:
+        if self._log is not None:
+            self._log.write(kind, self.elapsed_s, **fields)
+        if self._listener is not None:
+            self._listener(kind, fields)
+        if kind == "measured":
+            self._known += (fields["measurement"],)
+            if self._saver is not None:
+                self._saver.add(fields["measurement"])
+
+    def _say_news(self) -> None:
+        """A log, store or inbox that fails ends no training; it is said when it begins, and when it is over."""
+        for part in self._may_fail:
+            if news := part.take_news():
+                self.note(*news)
+
+    def _say_start(self) -> None:
+        started_at = datetime.now().astimezone().isoformat(timespec="seconds")
+        if self._elapsed_s:
+            self._tell("resume", {"started_at": started_at, "pid": os.getpid()})
+            return
+        self._tell(
+            "start",
+            {
+                "started_at": started_at,
+                "job": self.workload.name,
+                "device": self.device.info,
+                "workload": self.workload,
+                "budget": str(self._live),
+                "goal": "soonest",
+                "target": self.target,
+                "batch_sizes": list(self._sizes),
+                "simulated": self.device.info.simulated,
+                "idle_w": self._idle_w,
+                "pid": os.getpid(),
+                "version": __version__,
+            },
+        )
+
+    def _say_progress_if_late(self) -> None:
+        """Once a second of the device, or of whoever watches a simulated one, whichever comes first.
+
+        With each reading somebody looks whether it is time, so that steps need not wait for a file to be written; this
+        is for when there are no readings.
+        """
+        if self._now_s() >= self._next_tell_s + TELL_LATE_S or time.monotonic() >= self._next_tell_here_s + TELL_LATE_S:
+            self._say_progress()
+
+    def _say_progress(self) -> None:
+        now_s = self._now_s()
+        self._next_tell_s = now_s + TELL_PERIOD_S
+        self._next_tell_here_s = time.monotonic() + TELL_PERIOD_S
+        controller = self.controller
+        self._say_news()
+        if self._log is None:
+            return
+        times = self._meter.step_times(now_s - TELL_PERIOD_S)
+        left_s = self.time_left_s
+        self._tell(
+            "progress",
+            {
+                "steps": self.steps,
+                "samples": self.samples,
+                "batch_size": self.batch_size,
+                "loss": _number(self._loss),
+                "step_s": float(times.mean()) if len(times) else math.nan,
+                "power_w": self.power_w,
+                "budget_w": controller.budget_w,
+                "energy_j": controller.energy_j,
+                "time_left_s": left_s if math.isfinite(left_s) else None,
+                "state": controller.state.value,
+                "gap_share": controller.pause_share,
+                "share": self.share if self._convergence is not None else None,
+            },
+        )
+        self._log.flush()
+
+    def _say_end(self, restored: bool, failure: BaseException | None) -> None:
+        outcome = self._outcome
+        if failure is not None:
+            outcome = "interrupted" if isinstance(failure, (KeyboardInterrupt, SystemExit)) else "failed"
+        error = str(failure) if failure is not None and outcome == "failed" else None
+        fields = {"outcome": outcome, "restored": restored, "energy_j": self.energy_j, "samples": self.samples}
+        try:
+            if self._saver is not None and (left := self._saver.close()):
+                self.note("warning", f"{left} measurements could not be stored; this log holds them.")
+        finally:
+            self._say_news()
+            self._tell("end", {**fields, "steps": self.steps, "score": self.score, "error": error})
+            if self._log is not None:
+                self._log.flush()
+                self._say_news()
+
+
+def _shares(convergence: SamplesToTarget | None, sizes: Sequence[int]) -> dict[int, float]:
+    """How much of the way to the target one sample is, by batch size."""
+    if convergence is None:
+        return {}
+    logs, _ = convergence.predict(list(sizes))
+    return {size: math.exp(-float(log)) for size, log in zip(sizes, logs, strict=True)}
+
+
+def _number(loss: Any) -> float | None:
+    """A loss as a number, where it is one."""
+    try:
+        return None if loss is None else float(getattr(loss, "detach", lambda: loss)())
+    except (TypeError, ValueError, RuntimeError):
+        return None

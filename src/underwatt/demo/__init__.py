@@ -1,0 +1,1 @@
+"""The whole story on virtual boards, with real training on the CPU."""

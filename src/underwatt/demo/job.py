@@ -1,0 +1,61 @@
+"""What the demo trains: handwritten digits, learnt for real, at the simulated cost of a larger network."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from underwatt._imports import require
+from underwatt.jobs.job import Job
+from underwatt.records import WorkloadCost
+
+if TYPE_CHECKING:
+    from torch import nn
+
+# ResNet18 at 32×32 with AdamW, as `underwatt.jobs.cost` counts it.
+RESNET18 = WorkloadCost(
+    flops_per_sample=3.329e9,
+    bytes_per_sample=4.30e7,
+    bytes_per_step=1.073e9,
+    kernels_per_step=177,
+    load_bytes_per_sample=1.23e4,
+    parameters=1.1174e7,
+    state_bytes=1.788e8,
+    activation_bytes_per_sample=4.70e6,
+)
+BATCH_SIZES = (8, 16, 32, 64, 128)
+TARGET = 0.9
+PAPER_LR = 5e-4
+# Of 1,797 images. What convergence is studied on has none in common with what is trained and tested on later.
+TRAIN, TEST, PROXY, PROXY_TEST = slice(700), slice(700, 1100), slice(1100, 1500), slice(1500, None)
+
+
+def digits() -> Job:
+    """The 8×8 digits that come with scikit-learn, and a network with one hidden layer to tell them apart."""
+    torch = require("torch", extra="torch")
+    from sklearn.datasets import load_digits
+
+    bunch = load_digits()
+    order = torch.randperm(len(bunch.target), generator=torch.Generator().manual_seed(0))
+    images, classes = torch.tensor(bunch.data, dtype=torch.float32)[order] / 16, torch.tensor(bunch.target)[order]
+
+    def part(rows: slice) -> tuple[Any, Any]:
+        return images[rows], classes[rows]
+
+    return Job(
+        _network,
+        part(TRAIN),
+        target=TARGET,
+        test_data=part(TEST),
+        proxy_data=part(PROXY),
+        proxy_test_data=part(PROXY_TEST),
+        lr=PAPER_LR,
+        batch_sizes=BATCH_SIZES,
+        device="cpu",
+        name="digits at the cost of ResNet18",
+    )
+
+
+def _network() -> nn.Module:
+    from torch import nn
+
+    return nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10))

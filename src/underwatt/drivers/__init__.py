@@ -1,0 +1,1 @@
+"""Devices: Jetson boards, NVIDIA GPUs, simulated boards and recorded tables."""

@@ -1,0 +1,290 @@
+"""Which Jetson this is, and what cannot be asked of it: the rails that add up to its total, its memory clocks."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from underwatt.errors import DeviceError, InputError, ModeError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from underwatt.drivers.jetson.sysfs import Sysfs
+
+
+MODEL_FILE = "proc/device-tree/model"
+COMPATIBLE_FILE = "proc/device-tree/compatible"
+SERIAL_FILE = "proc/device-tree/serial-number"
+RELEASE_FILE = "etc/nv_tegra_release"
+VIRTUAL_COMPATIBLE = "underwatt,virtual"  # a simulated tree says so itself, so that no figure passes for real
+
+
+@dataclass(frozen=True, slots=True)
+class Board:
+    """What is known of a board beforehand.
+
+    ``total_rails`` are the rails whose sum is the total, or empty where the board has no sensor. ``emc_mhz`` are
+    the memory clocks, which no file lists.
+    """
+
+    key: str
+    name: str
+    total_rails: tuple[str, ...]
+    emc_mhz: tuple[float, ...] = ()
+    emc_override: bool = False  # memory clock pinned through override.emc instead of the boot processor
+    no_sensor: str = ""  # why there is no power sensor
+    read_only: str = ""  # why nothing can be set
+
+
+_VDD_IN = ("VDD_IN",)
+_EMC_NANO = (204.0, 408.0, 665.6, 800.0, 1065.6, 1331.2, 1600.0)
+_EMC_TX2 = (204.0, 408.0, 665.6, 800.0, 1062.4, 1331.2, 1600.0, 1866.0)
+_EMC_XAVIER = (204.0, 408.0, 665.6, 800.0, 1065.6, 1331.2, 1600.0, 1866.0, 2133.0)
+_EMC_ORIN = (204.0, 665.6, 2133.0, 3199.0)
+
+# The first whose pattern is in the model or compatible text: the more specific stand before the more general.
+_BOARDS: tuple[tuple[str, Board], ...] = (
+    (
+        r"nano[ -]2gb|p3541",
+        Board(
+            "nano-2gb",
+            "Jetson Nano 2GB",
+            (),
+            _EMC_NANO,
+            emc_override=True,
+            no_sensor="The Jetson Nano 2GB has no power sensor.",
+        ),
+    ),
+    (
+        r"thor|p3834|tegra264",
+        Board("thor", "Jetson AGX Thor", ("VIN",), read_only="Jetson Thor is supported read-only so far."),
+    ),
+    (r"orin[ -]nano|p3767-000[345]", Board("orin-nano", "Jetson Orin Nano", _VDD_IN, _EMC_ORIN)),
+    (r"orin[ -]nx|p3767", Board("orin-nx", "Jetson Orin NX", _VDD_IN, _EMC_ORIN)),
+    (
+        r"agx[ -]orin|p3701|p3737",
+        Board("agx-orin", "Jetson AGX Orin", ("VDD_GPU_SOC", "VDD_CPU_CV", "VIN_SYS_5V0"), _EMC_ORIN),
+    ),
+    (r"xavier[ -]nx|p3668", Board("xavier-nx", "Jetson Xavier NX", _VDD_IN, _EMC_XAVIER)),
+    (
+        r"agx[ -]xavier|jetson-agx|jetson-xavier|p2888|p2972",
+        Board("agx-xavier", "Jetson AGX Xavier", ("GPU", "CPU", "SOC", "CV", "VDDRQ", "SYS5V"), _EMC_XAVIER),
+    ),
+    (r"tx2[ -]nx|p3636", Board("tx2-nx", "Jetson TX2 NX", _VDD_IN, _EMC_TX2)),
+    (r"tx2|quill|p3310|tegra186", Board("tx2", "Jetson TX2", _VDD_IN, _EMC_TX2)),
+    (
+        r"jetson[ -]nano|p3448|p3450|tegra210",
+        Board("nano", "Jetson Nano", ("POM_5V_IN",), _EMC_NANO, emc_override=True),
+    ),
+)
+KNOWN_TOTALS: tuple[tuple[str, ...], ...] = tuple(
+    dict.fromkeys(board.total_rails for _, board in _BOARDS if board.total_rails)
+)
+
+
+def detect_board(sysfs: Sysfs) -> Board:
+    """The board that the device tree names; one that is not in the table gets no assumptions."""
+    model = _text_or_empty(sysfs, MODEL_FILE)
+    text = f"{model}\n{_text_or_empty(sysfs, COMPATIBLE_FILE)}".lower()
+    for pattern, board in _BOARDS:
+        if re.search(pattern, text):
+            return board
+    return Board("unknown", model.strip("\0 \n") or "unknown Jetson", ())
+
+
+def is_jetson(sysfs: Sysfs) -> bool:
+    """Whether the device tree or the release file says Tegra."""
+    return "nvidia,tegra" in _text_or_empty(sysfs, COMPATIBLE_FILE) or sysfs.exists(RELEASE_FILE)
+
+
+def is_simulated(sysfs: Sysfs) -> bool:
+    """Whether the device tree says that this is a virtual board."""
+    return VIRTUAL_COMPATIBLE in _text_or_empty(sysfs, COMPATIBLE_FILE).split("\0")
+
+
+def serial_number(sysfs: Sysfs) -> str:
+    """The serial number of the board, or nothing where it is not told (containers hide it)."""
+    return _text_or_empty(sysfs, SERIAL_FILE).strip("\0 \n")
+
+
+def l4t_release(sysfs: Sysfs) -> str:
+    """The release of NVIDIA's Linux (R35.4.1), or nothing where it is not told."""
+    found = re.search(r"#\s*R(\d+).*?REVISION:\s*([\d.]+)", _text_or_empty(sysfs, RELEASE_FILE))
+    return f"R{found[1]}.{found[2]}" if found else ""
+
+
+def _text_or_empty(sysfs: Sysfs, path: str) -> str:
+    try:
+        return sysfs.read(path)
+    except DeviceError:
+        return ""
+
+
+# NVIDIA's power modes: which one is active, what it caps, and which switch would need a reboot.
+#
+# Only files are read; the ``nvpmodel`` program is never run.
+
+CONF_FILE = "etc/nvpmodel.conf"
+STATUS_FILE = "var/lib/nvpmodel/status"
+_NO_CAP = 2**31 - 1
+_REBOOT_ARGS = ("TPC_PG_MASK", "FBP_PG_MASK")
+_HEADER = re.compile(r"<\s*([A-Z_]+)\s*(.*?)\s*>")
+
+
+@dataclass(frozen=True, slots=True)
+class Caps:
+    """What a power mode allows at most; nothing named is nothing capped."""
+
+    gpu_hz: int | None = None
+    emc_hz: int | None = None
+    cpu_khz: Mapping[int, int] = field(default_factory=dict)  # by a core of the cluster
+    all_cpu_khz: int | None = None  # where the file does not say for which core
+    cores_off: frozenset[int] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class NvpMode:
+    """One mode of the file: values by parameter and argument, as (``GPU``, ``MAX_FREQ``)."""
+
+    id: int
+    name: str
+    values: Mapping[tuple[str, str], str]
+
+
+@dataclass(frozen=True, slots=True)
+class NvpConf:
+    """The whole file: the modes by number, and the path behind each argument."""
+
+    modes: Mapping[int, NvpMode] = field(default_factory=dict)
+    paths: Mapping[tuple[str, str], str] = field(default_factory=dict)
+
+    def caps(self, mode_id: int | None) -> Caps:
+        """What a mode caps; one that is not in the file (a custom one) caps nothing that we know of."""
+        mode = None if mode_id is None else self.modes.get(mode_id)
+        return _caps(mode, self.paths) if mode else Caps()
+
+    def reboot_reasons(self, from_id: int | None, to_id: int) -> tuple[str, ...]:
+        """The arguments that differ between two modes and only take effect after a reboot."""
+        before = self.modes.get(from_id) if from_id is not None else None
+        after = self.modes.get(to_id)
+        if before is None or after is None:
+            return ()
+        keys = {key for key in (*before.values, *after.values) if key[1] in _REBOOT_ARGS}
+        return tuple(sorted({arg for param, arg in keys if _differ(before, after, (param, arg))}))
+
+    def check_switch(self, from_id: int | None, to_id: int) -> None:
+        """Raise ``ModeError`` where a mode does not exist, or could only be entered by a reboot."""
+        if to_id not in self.modes:
+            known = ", ".join(f"{mode.id} ({mode.name})" for mode in self.modes.values()) or "none"
+            raise ModeError(f"There is no nvpmodel mode {to_id}.", hint=f"Modes here: {known}.")
+        reasons = self.reboot_reasons(from_id, to_id)
+        if reasons:
+            raise ModeError(
+                f"Switching nvpmodel from mode {from_id} to {to_id} changes {' and '.join(reasons)}, "
+                "which needs a reboot.",
+                hint=f"Underwatt never reboots a board: run 'sudo nvpmodel -m {to_id}', reboot, and start again.",
+            )
+
+
+def parse_conf(text: str) -> NvpConf:
+    """Read the text of ``nvpmodel.conf``; raises ``InputError`` naming the line that makes no sense."""
+    modes: dict[int, NvpMode] = {}
+    paths: dict[tuple[str, str], str] = {}
+    section, param, values = "", "", dict[tuple[str, str], str]()
+    for number, raw in enumerate(text.splitlines(), start=1):
+        line = raw.split("#", 1)[0].strip()
+        if line.startswith("<"):
+            section, attributes = _header(line, number)
+            if section == "PARAM":
+                param = attributes.get("NAME", "")
+            elif section == "POWER_MODEL":
+                mode_id, values = _number(attributes, "ID", number), {}
+                if mode_id in modes:
+                    raise InputError(f"Line {number} of nvpmodel.conf defines mode {mode_id} again.")
+                modes[mode_id] = NvpMode(mode_id, attributes.get("NAME", str(mode_id)), values)
+            continue
+        words = line.split()
+        if section == "PARAM" and len(words) >= 2:
+            paths[param, words[0]] = words[1]
+        elif section == "POWER_MODEL" and words:
+            if len(words) < 3:
+                raise InputError(f"Line {number} of nvpmodel.conf is not 'PARAM ARG VALUE': {line[:60]!r}.")
+            values[words[0], words[1]] = words[2]
+    return NvpConf(modes, paths)
+
+
+def read_conf(sysfs: Sysfs) -> NvpConf:
+    """The modes of this board, none where it has no such file; raises ``InputError`` for a corrupt one."""
+    try:
+        return parse_conf(sysfs.read(CONF_FILE))
+    except DeviceError:
+        return NvpConf()
+
+
+def active_id(sysfs: Sysfs) -> int | None:
+    """The number of the active mode, or ``None`` where the board does not tell."""
+    try:
+        found = re.search(r"pmode:\s*([0-9]{1,6})", sysfs.read(STATUS_FILE))
+    except DeviceError:
+        return None
+    return int(found[1]) if found else None
+
+
+def _header(line: str, number: int) -> tuple[str, dict[str, str]]:
+    found = _HEADER.fullmatch(line)
+    if not found:
+        raise InputError(f"Line {number} of nvpmodel.conf is not a section header: {line[:60]!r}.")
+    pairs = (word.partition("=") for word in found[2].split())
+    return found[1], {key: value for key, _, value in pairs}
+
+
+def _number(attributes: Mapping[str, str], key: str, number: int) -> int:
+    text = attributes.get(key, "")
+    if not re.fullmatch(r"[0-9]{1,6}", text):
+        raise InputError(f"Line {number} of nvpmodel.conf needs {key}=number, not {text[:20]!r}.")
+    return int(text)
+
+
+def _caps(mode: NvpMode, paths: Mapping[tuple[str, str], str]) -> Caps:
+    cpu_khz: dict[int, int] = {}
+    all_cpu_khz: int | None = None
+    cores_off: set[int] = set()
+    for (param, arg), text in mode.values.items():
+        core = re.fullmatch(r"CORE_([0-9]{1,4})", arg)
+        if param == "CPU_ONLINE" and core and text == "0":
+            cores_off.add(int(core[1]))
+        cap = _cap(text)
+        if param.startswith("CPU_") and arg == "MAX_FREQ" and cap:
+            named = re.search(r"/(?:cpu|policy)([0-9]{1,4})/", paths.get((param, arg), ""))
+            if named:
+                cpu_khz[int(named[1])] = cap
+            else:
+                all_cpu_khz = min(cap, all_cpu_khz or cap)
+    return Caps(
+        gpu_hz=_cap(mode.values.get(("GPU", "MAX_FREQ"), "")),
+        emc_hz=_cap(mode.values.get(("EMC", "MAX_FREQ"), "")),
+        cpu_khz=cpu_khz,
+        all_cpu_khz=all_cpu_khz,
+        cores_off=frozenset(cores_off - {0}),
+    )
+
+
+def _cap(text: str) -> int | None:
+    """A cap in the file's own unit; 0, -1 and the largest 32-bit number all mean none."""
+    if not re.fullmatch(r"[0-9]{1,12}", text):
+        return None
+    value = int(text)
+    return value if 0 < value < _NO_CAP else None
+
+
+def _differ(before: NvpMode, after: NvpMode, key: tuple[str, str]) -> bool:
+    """Whether both modes name a mask and the masks differ, however they are spelled."""
+    one, other = before.values.get(key), after.values.get(key)
+    if one is None or other is None:
+        return False
+    try:
+        return int(one, 0) != int(other, 0)
+    except ValueError:
+        return one != other

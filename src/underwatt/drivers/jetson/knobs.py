@@ -1,0 +1,433 @@
+"""The knobs that a Jetson has, and the space of power modes that they and the caps span."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING
+
+from underwatt.device.space import SAME_VALUE_TOLERANCE, Knob, ModeSpace
+from underwatt.drivers.jetson.sysfs import Presence, write_range
+from underwatt.errors import DeviceError, ModeError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
+
+    from underwatt.drivers.jetson.boards import Board, Caps
+    from underwatt.drivers.jetson.sysfs import Sysfs
+    from underwatt.records import PowerMode
+
+
+# CPU cores and clocks of a Jetson: which cores are on, and the clock range of each cluster that shares one.
+
+CPU_FOLDER = "sys/devices/system/cpu"
+KHZ_PER_MHZ = 1_000
+
+
+@dataclass(frozen=True, slots=True)
+class Cluster:
+    """Cores that share one clock, reached through the folder of one of them that is on."""
+
+    sysfs: Sysfs
+    cores: tuple[int, ...]
+    folder: str
+
+    @property
+    def files(self) -> tuple[str, str]:
+        """What setting the clock changes."""
+        return f"{self.folder}/scaling_min_freq", f"{self.folder}/scaling_max_freq"
+
+    def table_khz(self) -> tuple[int, ...]:
+        """Every clock the hardware has, ascending."""
+        return self.sysfs.read_ints(f"{self.folder}/scaling_available_frequencies")
+
+    def pin(self, khz: int) -> None:
+        """Hold the clock at one value."""
+        write_range(self.sysfs, self.files, f"{khz}\n", f"{khz}\n")
+
+    def release(self) -> None:
+        """Let the clock range over all the hardware has: what the kernel starts a cluster with."""
+        low, high = (self.sysfs.read(f"{self.folder}/cpuinfo_{end}_freq") for end in ("min", "max"))
+        write_range(self.sysfs, self.files, low, high)
+
+
+@dataclass(frozen=True, slots=True)
+class Cpu:
+    """The cores of a board; asks the kernel each time, since folders come and go with their cores."""
+
+    sysfs: Sysfs
+    cores: tuple[int, ...]
+    switchable: frozenset[int]
+
+    @property
+    def online_files(self) -> tuple[str, ...]:
+        """What switching cores changes."""
+        return tuple(online_file(core) for core in self.cores if core in self.switchable)
+
+    def online(self) -> frozenset[int]:
+        """The cores that are on now; a core that cannot be switched is on."""
+        return frozenset(
+            core for core in self.cores if core not in self.switchable or self.sysfs.read_word(online_file(core)) == "1"
+        )
+
+    def running_cores(self) -> int | None:
+        """How many cores are on, or ``None`` where it is not told."""
+        try:
+            return len(self.online())
+        except DeviceError:
+            return None
+
+    def switch(self, core: int, *, on: bool) -> None:
+        """Turn one core on or off; core 0 runs the kernel's own work and stays on."""
+        if core == 0 and not on:
+            raise ModeError("Core 0 cannot be taken offline.", hint="Ask for at least one core.")
+        self.sysfs.write_checked(online_file(core), f"{int(on)}\n")
+
+    def clusters(self) -> tuple[Cluster, ...]:
+        """The clusters that show a clock now, that of core 0 first; one with all cores off may show none."""
+        found: list[Cluster] = []
+        for core in self.cores:
+            folder = f"{CPU_FOLDER}/cpu{core}/cpufreq"
+            if not any(core in cluster.cores for cluster in found) and self.sysfs.exists(f"{folder}/scaling_max_freq"):
+                found.append(Cluster(self.sysfs, _related(self.sysfs, folder, core), folder))
+        return tuple(found)
+
+    def order(self) -> tuple[int, ...]:
+        """The order in which cores are used: the cluster of core 0 first, then by number."""
+        first = next((c.cores for c in self.clusters() if self.cores[0] in c.cores), self.cores[:1])
+        return (*(core for core in self.cores if core in first), *(c for c in self.cores if c not in first))
+
+    def running_mhz(self) -> float | None:
+        """The clock of core 0's cluster now, or ``None`` where it is not told."""
+        folder = f"{CPU_FOLDER}/cpu{self.cores[0]}/cpufreq"
+        try:
+            return self.sysfs.read_int(f"{folder}/scaling_cur_freq") / KHZ_PER_MHZ or None
+        except DeviceError:
+            return None
+
+
+def find_cpu(sysfs: Sysfs) -> Cpu | None:
+    """The cores of this board, on or off."""
+    names = (path.rsplit("/cpu", 1)[1] for path in sysfs.glob(f"{CPU_FOLDER}/cpu[0-9]*"))
+    cores = tuple(sorted(int(name) for name in names if name.isdecimal()))
+    if not cores:
+        return None
+    return Cpu(sysfs, cores, frozenset(core for core in cores if core and sysfs.exists(online_file(core))))
+
+
+def online_file(core: int) -> str:
+    """The file that says, and sets, whether a core is on."""
+    return f"{CPU_FOLDER}/cpu{core}/online"
+
+
+def nearest_not_above(table: Iterable[int], value: int, cap: int | None = None) -> int:
+    """The largest entry that is not above ``value`` nor ``cap``, or the smallest there is."""
+    ordered = sorted(table)
+    ceiling = value if cap is None else min(value, cap)
+    return max((entry for entry in ordered if entry <= ceiling), default=ordered[0])
+
+
+def cap_of(cluster: Cluster, caps_khz: Mapping[int, int]) -> int | None:
+    """The lowest cap that names one of a cluster's cores."""
+    return min((cap for core, cap in caps_khz.items() if core in cluster.cores), default=None)
+
+
+def _related(sysfs: Sysfs, folder: str, core: int) -> tuple[int, ...]:
+    try:
+        cores = {int(word) for word in re.findall(r"\d{1,4}", sysfs.read(f"{folder}/related_cpus"))}
+    except DeviceError:
+        cores = set()
+    return tuple(sorted(cores | {core}))
+
+
+# The GPU clock of a Jetson, through its devfreq node.
+
+HZ_PER_MHZ = 1_000_000
+_CHIPS = ("gm20b", "gp10b", "gv11b", "ga10b")
+_KNOWN_NODES = ("57000000.gpu", "17000000.gp10b", "17000000.gv11b", "17000000.ga10b", "17000000.gpu", "gpu-gpc-0")
+_KNOWN_PLACES = (
+    "sys/class/devfreq/{node}",
+    "sys/devices/{node}/devfreq/{node}",
+    "sys/devices/gpu.0/devfreq/{node}",
+    "sys/devices/platform/{node}/devfreq/{node}",
+    "sys/devices/platform/bus@0/{node}/devfreq/{node}",
+    "sys/devices/{node}/devfreq_dev",
+    "sys/devices/platform/{node}/devfreq_dev",
+    "sys/devices/platform/bus@0/{node}/devfreq_dev",
+)
+_RAILGATES = (
+    "sys/devices/gpu.0/railgate_enable",
+    "sys/devices/*.g*/railgate_enable",
+    "sys/devices/platform/*.g*/railgate_enable",
+    "sys/devices/platform/bus@0/*.g*/railgate_enable",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    """A GPU whose clock range can be set; ``node`` is its devfreq folder."""
+
+    sysfs: Sysfs
+    node: str
+
+    @property
+    def files(self) -> tuple[str, str]:
+        """What setting the clock changes."""
+        return f"{self.node}/min_freq", f"{self.node}/max_freq"
+
+    def table_hz(self) -> tuple[int, ...]:
+        """Every clock the hardware has, ascending."""
+        return self.sysfs.read_ints(f"{self.node}/available_frequencies")
+
+    def pin(self, hz: int) -> None:
+        """Hold the clock at one value."""
+        write_range(self.sysfs, self.files, f"{hz}\n", f"{hz}\n")
+
+    def running_mhz(self) -> float | None:
+        """The clock now, or ``None`` while the GPU is powered down."""
+        try:
+            return self.sysfs.read_int(f"{self.node}/cur_freq") / HZ_PER_MHZ or None
+        except DeviceError:
+            return None
+
+
+def find_gpu(sysfs: Sysfs) -> Gpu | None:
+    """The devfreq node of the GPU: by what its device tree says it is, then in the places where boards keep it."""
+    for of_node in sysfs.glob("sys/class/devfreq/*/device/of_node"):
+        if _is_gpu(sysfs, of_node):
+            node = of_node.removesuffix("/device/of_node")
+            if sysfs.exists(f"{node}/available_frequencies"):
+                return Gpu(sysfs, node)
+    for place in _KNOWN_PLACES:
+        for name in _KNOWN_NODES:
+            node = place.format(node=name)
+            if sysfs.exists(f"{node}/available_frequencies"):
+                return Gpu(sysfs, node)
+    return None
+
+
+def find_railgate(sysfs: Sysfs) -> str | None:
+    """The file that wakes a GPU which is powered down, or ``None`` where there is none."""
+    return next((path for pattern in _RAILGATES for path in sysfs.glob(pattern)), None)
+
+
+def _is_gpu(sysfs: Sysfs, of_node: str) -> bool:
+    words: list[str] = []
+    for file in ("name", "compatible"):
+        try:
+            words += sysfs.read(f"{of_node}/{file}").strip("\0\n").split("\0")
+        except DeviceError:
+            continue
+    return any(word == "gpu" or word.endswith(_CHIPS) for word in words)
+
+
+# The memory clock (EMC) of a Jetson, pinned through debugfs.
+
+DEBUGFS = "sys/kernel/debug"
+CAP_FILE = "sys/kernel/nvpmodel_emc_cap/emc_iso_cap"
+_TOLERANCE_HZ = int(SAME_VALUE_TOLERANCE * HZ_PER_MHZ)
+_SAME_CLOCK = 0.005  # a bound this close to a table entry is that entry, spelled exactly
+
+
+@dataclass(frozen=True, slots=True)
+class EmcNode:
+    """Where one generation keeps the memory clock: ``lock`` at 1 holds ``rate``."""
+
+    rate: str
+    lock: str
+    low: str
+    high: str
+    running: str
+
+
+BPMP = EmcNode(
+    rate=f"{DEBUGFS}/bpmp/debug/clk/emc/rate",
+    lock=f"{DEBUGFS}/bpmp/debug/clk/emc/mrq_rate_locked",
+    low=f"{DEBUGFS}/bpmp/debug/clk/emc/min_rate",
+    high=f"{DEBUGFS}/bpmp/debug/clk/emc/max_rate",
+    running=f"{DEBUGFS}/bpmp/debug/clk/emc/rate",
+)
+OVERRIDE = EmcNode(
+    rate=f"{DEBUGFS}/clk/override.emc/clk_update_rate",
+    lock=f"{DEBUGFS}/clk/override.emc/clk_state",
+    low=f"{DEBUGFS}/tegra_bwmgr/emc_min_rate",
+    high=f"{DEBUGFS}/tegra_bwmgr/emc_max_rate",
+    running=f"{DEBUGFS}/clk/override.emc/clk_rate",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Emc:
+    """A memory clock that can be pinned by those who may enter debugfs."""
+
+    sysfs: Sysfs
+    node: EmcNode
+    known_mhz: tuple[float, ...]
+
+    @property
+    def files(self) -> tuple[str, str]:
+        """What pinning the clock changes."""
+        return self.node.rate, self.node.lock
+
+    def table_hz(self, *, capped: bool = True) -> tuple[int, ...]:
+        """The known clocks within the board's bounds and, where wanted, the cap that stands, ascending."""
+        low, high = (_int_or_none(self.sysfs, path) for path in (self.node.low, self.node.high))
+        cap = _int_or_none(self.sysfs, CAP_FILE) or None if capped else None
+        return within_bounds(self.known_mhz, low, high, cap)
+
+    def pin(self, hz: int) -> None:
+        """Hold the clock at one value: locked first, or the firmware would move it again."""
+        self.sysfs.write_checked(self.node.lock, "1\n")
+        self.sysfs.write_checked(self.node.rate, f"{hz}\n", tolerance=_TOLERANCE_HZ)
+
+    def running_mhz(self) -> float | None:
+        """The clock now, or ``None`` where this user may not know."""
+        hz = _int_or_none(self.sysfs, self.node.running) or _int_or_none(self.sysfs, self.node.rate)
+        return hz / HZ_PER_MHZ if hz else None
+
+
+def find_emc(sysfs: Sysfs, board: Board) -> Emc | None:
+    """The memory clock of this board; kept where debugfs merely hides it, ``None`` where it is not there."""
+    node = OVERRIDE if board.emc_override else BPMP
+    return None if sysfs.presence(node.rate) is Presence.ABSENT else Emc(sysfs, node, board.emc_mhz)
+
+
+def within_bounds(known_mhz: tuple[float, ...], low: int | None, high: int | None, cap: int | None) -> tuple[int, ...]:
+    """The known clocks between the bounds, the upper bound always among them, no entry above the cap.
+
+    Of a board whose clocks are not known, the two bounds.
+    """
+    table = {round(mhz * HZ_PER_MHZ) for mhz in known_mhz}
+    if high:
+        table = {hz for hz in table if hz < high * (1 - _SAME_CLOCK)} | {high}
+    if low:
+        table = {hz for hz in table if hz >= low} | ({low} if not known_mhz else set())
+    return tuple(sorted(hz for hz in table if not cap or hz <= cap)) or tuple(sorted(table))[:1]
+
+
+def _int_or_none(sysfs: Sysfs, path: str) -> int | None:
+    try:
+        return sysfs.read_int(path)
+    except DeviceError:
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class Tables:
+    """The values that the hardware lists for each knob; an empty one is a knob that is not there."""
+
+    core_order: tuple[int, ...] = ()
+    fixed_cores: int = 0  # cores that cannot be switched off
+    first_cluster: tuple[int, ...] = ()
+    cpu_khz: tuple[int, ...] = ()
+    gpu_hz: tuple[int, ...] = ()
+    emc_hz: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Hardware:
+    """What can be set on this board, found by reading only."""
+
+    gpu: Gpu | None
+    cpu: Cpu | None
+    emc: Emc | None
+
+    @classmethod
+    def find(cls, sysfs: Sysfs, board: Board) -> Hardware:
+        """Look for each knob; a read-only board has none."""
+        if board.read_only:
+            return cls(None, None, None)
+        return cls(find_gpu(sysfs), find_cpu(sysfs), find_emc(sysfs, board))
+
+    def tables(self, *, capped: bool = True) -> Tables:
+        """Read the tables of all knobs; ``capped``: without the memory clocks that the active mode forbids."""
+        clusters = self.cpu.clusters() if self.cpu else ()
+        return Tables(
+            core_order=self.cpu.order() if self.cpu and self.cpu.switchable else (),
+            fixed_cores=len(self.cpu.cores) - len(self.cpu.switchable) if self.cpu else 0,
+            first_cluster=clusters[0].cores if clusters else (),
+            cpu_khz=_or_empty(clusters[0].table_khz) if clusters else (),
+            gpu_hz=_or_empty(self.gpu.table_hz) if self.gpu else (),
+            emc_hz=_or_empty(partial(self.emc.table_hz, capped=capped)) if self.emc else (),
+        )
+
+    def files(self) -> tuple[str, ...]:
+        """Every file that setting a mode could change, as far as it shows now."""
+        cpu = (*self.cpu.online_files, *self.clock_files()) if self.cpu else ()
+        return (*cpu, *(self.gpu.files if self.gpu else ()), *(self.emc.files if self.emc else ()))
+
+    def clock_files(self) -> tuple[str, ...]:
+        """The files that set the CPU clocks, of the clusters that show now."""
+        return tuple(file for cluster in self.cpu.clusters() for file in cluster.files) if self.cpu else ()
+
+    def files_for(self, knob: str) -> tuple[str, ...]:
+        """The files that one knob writes."""
+        if knob == "cpu_cores" and self.cpu:
+            return self.cpu.online_files
+        if knob == "cpu_mhz":
+            return self.clock_files()
+        part = {"gpu_mhz": self.gpu, "mem_mhz": self.emc}.get(knob)
+        return part.files if part else ()
+
+    def write(self, mode: PowerMode, caps: Caps) -> None:
+        """Write a mode that has been checked: cores on, clocks, cores off, so that no clock file is away."""
+        tables = self.tables()
+        if mode.cpu_cores is not None and self.cpu:
+            for core in sorted(set(chosen_cores(tables, caps)[: mode.cpu_cores]) - self.cpu.online()):
+                self.cpu.switch(core, on=True)
+        if mode.cpu_mhz is not None and self.cpu:
+            khz = _entry(tables.cpu_khz, mode.cpu_mhz * KHZ_PER_MHZ)
+            for cluster in self.cpu.clusters():
+                cap = _lower(cap_of(cluster, caps.cpu_khz), caps.all_cpu_khz)
+                cluster.pin(nearest_not_above(cluster.table_khz(), khz, cap))
+        if mode.gpu_mhz is not None and self.gpu:
+            self.gpu.pin(_entry(tables.gpu_hz, mode.gpu_mhz * HZ_PER_MHZ))
+        if mode.mem_mhz is not None and self.emc:
+            self.emc.pin(_entry(tables.emc_hz, mode.mem_mhz * HZ_PER_MHZ))
+        if mode.cpu_cores is not None and self.cpu:
+            for core in sorted(self.cpu.online() - set(chosen_cores(tables, caps)[: mode.cpu_cores])):
+                self.cpu.switch(core, on=False)
+
+
+def build_space(tables: Tables, caps: Caps) -> ModeSpace:
+    """The modes that the tables offer and the caps allow."""
+    knobs: list[Knob] = []
+    if tables.core_order:
+        most = len(chosen_cores(tables, caps))
+        knobs.append(Knob("cpu_cores", tuple(range(min(tables.fixed_cores, most) or 1, most + 1))))
+    if tables.cpu_khz:
+        named = (cap for core, cap in caps.cpu_khz.items() if core in tables.first_cluster)
+        cap = _lower(min(named, default=None), caps.all_cpu_khz)
+        knobs.append(_clock_knob("cpu_mhz", tables.cpu_khz, KHZ_PER_MHZ, cap))
+    if tables.gpu_hz:
+        knobs.append(_clock_knob("gpu_mhz", tables.gpu_hz, HZ_PER_MHZ, caps.gpu_hz))
+    if tables.emc_hz:
+        knobs.append(_clock_knob("mem_mhz", tables.emc_hz, HZ_PER_MHZ, caps.emc_hz))
+    return ModeSpace(knobs)
+
+
+def chosen_cores(tables: Tables, caps: Caps) -> tuple[int, ...]:
+    """The cores that may be on, in the order in which they are used."""
+    return tuple(core for core in tables.core_order if core not in caps.cores_off)
+
+
+def _clock_knob(name: str, table: tuple[int, ...], per_mhz: int, cap: int | None) -> Knob:
+    allowed = [value for value in table if cap is None or value <= cap] or table[:1]
+    return Knob(name, tuple(value / per_mhz for value in allowed))
+
+
+def _entry(table: tuple[int, ...], value: float) -> int:
+    return min(table, key=lambda entry: abs(entry - value))
+
+
+def _lower(one: int | None, other: int | None) -> int | None:
+    return min((cap for cap in (one, other) if cap is not None), default=None)
+
+
+def _or_empty(read: Callable[[], tuple[int, ...]]) -> tuple[int, ...]:
+    """A table, or nothing where it cannot be read: the knob is then listed as missing, not guessed."""
+    try:
+        return tuple(value for value in read() if value > 0)
+    except DeviceError:
+        return ()

@@ -1,0 +1,206 @@
+"""Watts of a Jetson: the rails that its sensors report, and the total they add up to."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from underwatt.drivers.jetson.boards import KNOWN_TOTALS, Board
+from underwatt.errors import DeviceError, SensorError
+
+if TYPE_CHECKING:
+    from underwatt.drivers.jetson.sysfs import Sysfs
+
+
+MAX_PLAUSIBLE_W = 1000.0  # ten times what any Jetson can draw
+# The shunt amplifier of an idle rail may be a step or two (8 or 20 mA) below zero; more than that is garbage.
+MAX_OFFSET = 50
+_JP4_NAMES = "sys/bus/i2c/drivers/ina3221x/*/iio:device*/rail_name_*"
+_JP5_LABELS = "sys/bus/i2c/drivers/ina3221/*/hwmon/hwmon*/in[0-9]*_label"
+_HWMON_NAMES = "sys/class/hwmon/hwmon*/name"
+_SUM_CHANNEL = "7"  # the driver's sum of shunt voltages: no rail of its own
+
+
+@dataclass(frozen=True, slots=True)
+class Rail:
+    """One measured supply: the product of its files, times ``watts_per_unit``, is its power."""
+
+    name: str
+    files: tuple[str, ...]
+    watts_per_unit: float
+
+
+def find_rails(sysfs: Sysfs) -> tuple[Rail, ...]:
+    """Every rail that a power sensor reports here, whatever the JetPack generation; reads names, no values."""
+    rails: list[Rail] = []
+    for path in sysfs.glob(_JP4_NAMES):
+        folder, channel = path.rsplit("/", 1)[0], path.rsplit("_", 1)[1]
+        rails.append(Rail(_label(sysfs, path), (f"{folder}/in_power{channel}_input",), 1e-3))
+    for path in sysfs.glob(_JP5_LABELS):
+        folder, file = path.rsplit("/", 1)
+        channel = re.sub(r"\D", "", file)
+        if channel != _SUM_CHANNEL:
+            files = (f"{folder}/in{channel}_input", f"{folder}/curr{channel}_input")
+            rails.append(Rail(_label(sysfs, path), files, 1e-6))
+    for path in sysfs.glob(_HWMON_NAMES):
+        folder = path.rsplit("/", 1)[0]
+        if _label(sysfs, path) == "ina238" and sysfs.exists(f"{folder}/power1_input"):
+            name = _label(sysfs, f"{folder}/power1_label") or _label(sysfs, f"{folder}/in1_label") or "VIN"
+            rails.append(Rail(name, (f"{folder}/power1_input",), 1e-6))
+    return tuple(rail for rail in rails if rail.name not in ("", "NC"))
+
+
+def total_of(board: Board, rails: tuple[Rail, ...]) -> tuple[Rail, ...]:
+    """The rails whose sum is the board's total; raises ``SensorError`` rather than sum what happens to be there."""
+    if board.no_sensor:
+        raise SensorError(board.no_sensor, hint="Use an external meter, or plan with a profile of the 4 GB board.")
+    by_name = {rail.name: rail for rail in rails}
+    if not by_name:
+        raise SensorError(
+            f"No power sensor found on this {board.name}.",
+            hint="Check that the ina3221 driver is loaded and, in a container, that /sys is mounted.",
+        )
+    for names in (board.total_rails,) if board.total_rails else KNOWN_TOTALS:
+        if all(name in by_name for name in names):
+            return tuple(by_name[name] for name in names)
+    wanted = " + ".join(board.total_rails) or "any known total"
+    raise SensorError(
+        f"The power sensors of this {board.name} report {', '.join(sorted(by_name))}, but not {wanted}.",
+        hint="A part of the rails is not the total; check that every ina3221 is bound to its driver.",
+    )
+
+
+class PowerMonitor:
+    """Reads the total and the rails; finds the sensor files at the first read, and again after a failure."""
+
+    def __init__(self, sysfs: Sysfs, board: Board) -> None:
+        self._sysfs = sysfs
+        self._board = board
+        self._rails: tuple[Rail, ...] = ()
+        self._total: tuple[Rail, ...] | None = None
+
+    def total_rails(self) -> tuple[Rail, ...]:
+        """The rails that make the total."""
+        if self._total is None:
+            self._total = total_of(self._board, self._all_rails())
+        return self._total
+
+    def total_w(self) -> float:
+        """Total power now; raises ``SensorError`` for a silent or implausible sensor, never returns zero."""
+        try:
+            power_w = sum([self._rail_w(rail) for rail in self.total_rails()])
+            if power_w <= 0:
+                raise SensorError(
+                    "The power sensor reads zero watts, which no running board draws.",
+                    hint="Its driver may be suspended; look into dmesg.",
+                )
+        except DeviceError:
+            # A driver that comes back may have another hwmon number.
+            self._rails, self._total = (), None
+            raise
+        return power_w
+
+    def rails_w(self) -> dict[str, float]:
+        """Power of each rail that can be read now; one that cannot is left out, not zero."""
+        powers_w: dict[str, float] = {}
+        for rail in self._all_rails():
+            try:
+                powers_w[rail.name] = self._rail_w(rail)
+            except DeviceError:
+                self._rails = ()
+        return powers_w
+
+    def _all_rails(self) -> tuple[Rail, ...]:
+        if not self._rails:
+            self._rails = find_rails(self._sysfs)
+        return self._rails
+
+    def _rail_w(self, rail: Rail) -> float:
+        power_w = rail.watts_per_unit
+        for file in rail.files:
+            value = self._sysfs.read_int(file)
+            # Checked one by one: the product of two negative readings would look sound.
+            if value < -MAX_OFFSET:
+                raise SensorError(
+                    f"The power sensor of rail {rail.name} reads {value} in {self._sysfs.full(file)}.",
+                    hint="A negative reading is garbage; look into dmesg.",
+                )
+            if value <= 0 and file.rsplit("/", 1)[-1].startswith("in") and len(rail.files) > 1:
+                raise SensorError(
+                    f"The power sensor of rail {rail.name} reads {value} mV.",
+                    hint="A rail without voltage would be missing from the total; look into dmesg.",
+                )
+            power_w *= value
+        if power_w > MAX_PLAUSIBLE_W:
+            raise SensorError(
+                f"The power sensor of rail {rail.name} reads {power_w:g} W, more than any Jetson can draw.",
+                hint="A saturated or disconnected sensor does that; look into dmesg.",
+            )
+        return power_w
+
+
+def _label(sysfs: Sysfs, path: str) -> str:
+    try:
+        return sysfs.read_word(path)
+    except DeviceError:
+        return ""
+
+
+# Temperatures of a Jetson, and why it slows itself down.
+
+_COLDEST_C, _HOTTEST_C = -60.0, 150.0
+_CONSTANT_ZONES = ("PMIC-Die",)  # reports 100 °C whatever happens
+_NO_THROTTLE = ("fan", "hot-surface")  # these act or warn without slowing anything
+
+
+class Thermal:
+    """Reads zones, cooling devices and over-current counters; remembers the counters between reads."""
+
+    def __init__(self, sysfs: Sysfs) -> None:
+        self._sysfs = sysfs
+        self._events: dict[str, int] = {}
+
+    def temperatures_c(self) -> dict[str, float]:
+        """Degrees of each zone that can be read; powered-down zones are left out."""
+        temperatures_c: dict[str, float] = {}
+        for zone in self._sysfs.glob("sys/class/thermal/thermal_zone*"):
+            try:
+                name = self._sysfs.read_word(f"{zone}/type").removesuffix("-therm").removesuffix("-thermal")
+                temperature_c = self._sysfs.read_int(f"{zone}/temp") / 1000
+            except DeviceError:
+                continue
+            if name not in _CONSTANT_ZONES and _COLDEST_C < temperature_c < _HOTTEST_C:
+                temperatures_c[name] = temperature_c
+        return temperatures_c
+
+    def throttle_reasons(self) -> tuple[str, ...]:
+        """Cooling devices that hold something back now, and over-current events since the last call."""
+        return (*self._cooling(), *self._over_current())
+
+    def _cooling(self) -> tuple[str, ...]:
+        reasons = []
+        for device in self._sysfs.glob("sys/class/thermal/cooling_device*"):
+            try:
+                name = self._sysfs.read_word(f"{device}/type")
+                state = self._sysfs.read_int(f"{device}/cur_state")
+            except DeviceError:
+                continue
+            if state > 0 and not any(word in name for word in _NO_THROTTLE):
+                reasons.append(f"thermal: {name} at {state}")
+        return tuple(reasons)
+
+    def _over_current(self) -> tuple[str, ...]:
+        reasons = []
+        for path in self._sysfs.glob("sys/class/hwmon/hwmon*/oc[0-9]*_event_cnt"):
+            try:
+                count = self._sysfs.read_int(path)
+            except DeviceError:
+                continue
+            # The counters run since boot: only what was added since the last look tells about now.
+            new = count - self._events.get(path, count)
+            self._events[path] = count
+            if new > 0:
+                name = path.rsplit("/", 1)[1].removesuffix("_event_cnt").upper()
+                reasons.append(f"over-current: {name} ({new} events)")
+        return tuple(reasons)

@@ -1,0 +1,121 @@
+"""A virtual board as a device like any other."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+from urllib.parse import parse_qsl
+
+from underwatt.drivers.virtual.board import VirtualBoard
+from underwatt.drivers.virtual.boards import BOARDS
+from underwatt.errors import InputError, JournalError, NoDeviceError
+from underwatt.records import Capability, DeviceInfo, DeviceState, PowerMode, PowerSample
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from underwatt.device.clock import VirtualClock
+    from underwatt.device.space import ModeSpace
+    from underwatt.records import WorkloadCost
+
+MODE_CHANGE_S = 0.005  # estimated: clocks change within milliseconds, the sensor follows within seconds
+
+
+class VirtualJetson:
+    """A simulated board, driven through the same protocol as a real one."""
+
+    def __init__(self, board: VirtualBoard) -> None:
+        self.board = board
+        seed = f"?seed={board.seed}" if board.seed else ""
+        self._info = DeviceInfo(
+            backend="virtual",
+            name=f"{board.spec.title} (simulated)",
+            id=f"virtual-{board.spec.name}",
+            address=f"virtual:{board.spec.name}{seed}",
+            simulated=True,
+            in_process=True,
+        )
+
+    @property
+    def info(self) -> DeviceInfo:
+        """Who it is."""
+        return self._info
+
+    @property
+    def clock(self) -> VirtualClock:
+        """Simulated time."""
+        return self.board.clock
+
+    @property
+    def space(self) -> ModeSpace:
+        """Every mode of the board."""
+        return self.board.space
+
+    def stock_modes(self) -> dict[str, PowerMode]:
+        """The vendor's named modes of this board."""
+        return {stock.name: stock.mode for stock in self.board.spec.stock_modes}
+
+    def capabilities(self) -> tuple[Capability, ...]:
+        """All knobs and sensors; nothing needs a permission here."""
+        knobs = (
+            Capability(knob.name, "knob", True, f"{len(knob.values)} values, {knob.values[0]:g} to {knob.values[-1]:g}")
+            for knob in self.space.knobs
+        )
+        rails = ", ".join(rail.name for rail in self.board.spec.rails)
+        return (
+            *knobs,
+            Capability("power", "sensor", True, f"simulated INA3221: {rails}"),
+            Capability("temperature", "sensor", True, "simulated"),
+        )
+
+    def read_power(self) -> PowerSample:
+        """Total power as the simulated sensor last published it."""
+        watts = self.board.sensor.watts()
+        total_w = sum(watts[rail.name] for rail in self.board.spec.rails if rail.in_total)
+        return PowerSample(self.clock.now_s(), total_w)
+
+    def read_state(self) -> DeviceState:
+        """Clocks as they run, rails as published, temperature, throttling."""
+        board = self.board
+        return DeviceState(
+            running=board.running,
+            rails_w=board.sensor.watts(),
+            temperatures_c={"board": board.temperature_c},
+            throttle_reasons=("temperature",) if board.throttled else (),
+        )
+
+    def apply(self, mode: PowerMode) -> None:
+        """Set the knobs that ``mode`` names."""
+        self.board.set_mode(mode)
+        if mode.knobs():
+            self.clock.advance(MODE_CHANGE_S)
+
+    def snapshot(self, mode: PowerMode | None = None) -> Mapping[str, str]:  # noqa: ARG002 - always all of it
+        """The mode asked for, one entry a knob."""
+        return {name: repr(value) for name, value in self.board.mode.knobs().items()}
+
+    def restore(self, snapshot: Mapping[str, str]) -> None:
+        """Set every knob back to what ``snapshot`` found."""
+        try:
+            mode = PowerMode.of({name: float(text) for name, text in snapshot.items()})
+        except (ValueError, TypeError, InputError) as exc:
+            raise JournalError(f"This is no snapshot of a virtual board: {dict(snapshot)}.") from exc
+        self.apply(mode)
+
+    def run_step(self, cost: WorkloadCost, batch_size: int) -> None:
+        """Let one training step pass in simulated time."""
+        self.board.run_step(cost, batch_size)
+
+    def close(self) -> None:
+        """Nothing to let go of."""
+
+
+def open_virtual(where: str) -> VirtualJetson:
+    """A new board from an address such as ``nano`` or ``nano?seed=3``."""
+    name, _, query = where.partition("?")
+    if name not in BOARDS:
+        raise NoDeviceError(f"There is no virtual board {name!r}.", hint=f"There are: {', '.join(BOARDS)}.")
+    options = dict(parse_qsl(query, keep_blank_values=True))
+    seed = options.pop("seed", "0")
+    if options or not seed.isdecimal():
+        raise InputError(f"A virtual board cannot be opened as {where!r}.", hint=f"Write {name}?seed=3, or {name}.")
+    return VirtualJetson(VirtualBoard(BOARDS[name], seed=int(seed)))

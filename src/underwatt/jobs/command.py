@@ -1,0 +1,450 @@
+"""A training job as an external command: any framework, any Python, any language; its steps arrive as beats."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import queue
+import selectors
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, TYPE_CHECKING
+
+from underwatt.errors import JobError, StepError, WorkloadError
+from underwatt.jobs import guard
+from underwatt.jobs.faults import does_not_fit, kernel_oom_kills, says_out_of_memory
+from underwatt.jobs.identity import command_info
+from underwatt.jobs.job import LrRule, scaled_lr
+from underwatt.measure.workload import Beat
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from underwatt.records import WorkloadInfo
+
+
+# The line protocol by which a training job in any language reports its steps.
+#
+# The environment variable ``UNDERWATT_BEATS`` holds the path of a named pipe. A job writes lines of text to it:
+#
+#     step                      a step is complete now
+#     step 5120.250417          a step was complete at this time of CLOCK_MONOTONIC, in seconds
+#     step 5120.250417 10       ten steps were, the last of them at this time
+#     step - 10                 ten steps are complete now
+#     metric 0.913              the model scores this on held-out data
+#     oom                       this batch size does not fit in memory
+#
+# The pipe may be opened once or for each line (``echo step > "$UNDERWATT_BEATS"``), by any number of processes. A line
+# that is none of these is counted and otherwise ignored. The job's end needs no line: its exit code says how it went.
+
+BEATS_VARIABLE = "UNDERWATT_BEATS"
+LONGEST_LINE = 200
+MOST_STEPS = 10**9
+
+
+@dataclass(frozen=True, slots=True)
+class StepLine:
+    """Steps are complete, at a time where the sender named one."""
+
+    at_s: float | None = None
+    steps: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class MetricLine:
+    """The model scores this on held-out data."""
+
+    value: float
+
+
+@dataclass(frozen=True, slots=True)
+class OomLine:
+    """The batch size does not fit in memory."""
+
+
+Line = StepLine | MetricLine | OomLine
+
+
+def parse_line(raw: bytes) -> Line | None:
+    """What a line says, or ``None`` for one that is not of this protocol."""
+    try:
+        words = raw.decode("ascii").split()
+    except UnicodeDecodeError:
+        return None
+    try:
+        match words:
+            case ["step"]:
+                return StepLine()
+            case ["step", at]:
+                return StepLine(_time(at))
+            case ["step", at, count]:
+                return StepLine(_time(at), _count(count))
+            case ["metric", value]:
+                return MetricLine(_finite(value))
+            case ["oom"]:
+                return OomLine()
+    except ValueError:
+        return None
+    return None
+
+
+def _time(word: str) -> float | None:
+    return None if word == "-" else _finite(word)
+
+
+def _finite(word: str) -> float:
+    value = float(word)
+    if not math.isfinite(value):
+        raise ValueError(word)
+    return value
+
+
+def _count(word: str) -> int:
+    count = int(word)
+    if not 1 <= count <= MOST_STEPS:
+        raise ValueError(word)
+    return count
+
+
+class LineSplitter:
+    """Lines out of a stream of chunks; what never ends in a newline is cut at the longest line."""
+
+    def __init__(self) -> None:
+        self._rest = b""
+
+    def feed(self, chunk: bytes) -> list[bytes]:
+        """The lines that this chunk completes, empty ones left out."""
+        *lines, rest = (self._rest + chunk).split(b"\n")
+        if len(rest) > LONGEST_LINE:
+            lines.append(rest[:LONGEST_LINE])
+            rest = b""
+        self._rest = rest
+        return [line for line in lines if line.strip()]
+
+
+# The ear of an external job: one thread that stamps beats as they arrive and keeps the end of its output.
+
+CHUNK_BYTES = 65536
+OUTPUT_KEPT_BYTES = 16384
+HOPELESS_LINES = 100
+
+
+@dataclass(frozen=True, slots=True)
+class Garbage:
+    """Lines that are not of the protocol: how many so far, and the first of them."""
+
+    lines: int = 0
+    example: str = ""
+
+    @property
+    def hopeless(self) -> bool:
+        """Whether so many came that waiting for a beat makes no sense."""
+        return self.lines >= HOPELESS_LINES
+
+
+@dataclass(frozen=True, slots=True)
+class Exited:
+    """The job and all it started are gone."""
+
+
+Event = Beat | OomLine | Garbage | Exited
+
+
+class Listener:
+    """Reads a job's beats and output in a thread of its own, so that the job never waits for Underwatt."""
+
+    def __init__(self, fifo: Path) -> None:
+        # Opened for both: opening does not wait for a writer, and no writer's leaving is the end.
+        self._beats = os.open(fifo, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
+        self._splitter = LineSplitter()
+        self._last_s = time.monotonic()
+        self._garbage = Garbage()
+        self._metrics: list[float] = []
+        self._output = b""
+        self._give_up_s = math.inf
+        self._thread: threading.Thread | None = None
+        self.events: queue.SimpleQueue[Event] = queue.SimpleQueue()
+
+    def start(self, output: IO[bytes]) -> None:
+        """Listen until the output ends, which is when the last process that could write to it is gone."""
+        self._thread = threading.Thread(target=self._listen, args=(output,), name="underwatt-beats", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Let go of the pipe, once all that was said has been heard or after a short while."""
+        self._give_up_s = time.monotonic() + 0.5
+        if self._thread is not None:
+            self._thread.join()
+
+    @property
+    def metrics(self) -> tuple[float, ...]:
+        """The scores reported so far."""
+        return tuple(self._metrics)
+
+    @property
+    def output_tail(self) -> str:
+        """The end of what the job has printed."""
+        return self._output.decode("utf-8", "replace")
+
+    def _listen(self, output: IO[bytes]) -> None:
+        with selectors.DefaultSelector() as selector, output:
+            selector.register(self._beats, selectors.EVENT_READ)
+            selector.register(output, selectors.EVENT_READ)
+            over = False
+            while not over:
+                ready = [key.fd for key, _ in selector.select(timeout=0.2)]
+                if self._beats in ready:
+                    self._read_beats()
+                if output.fileno() in ready:
+                    chunk = os.read(output.fileno(), CHUNK_BYTES)
+                    self._output = (self._output + chunk)[-OUTPUT_KEPT_BYTES:]
+                    over = not chunk
+                over = over or time.monotonic() > self._give_up_s
+        self._read_beats()
+        os.close(self._beats)
+        self.events.put(Exited())
+
+    def _read_beats(self) -> None:
+        try:
+            chunk = os.read(self._beats, CHUNK_BYTES)
+        except BlockingIOError:
+            return
+        now_s = time.monotonic()
+        unstamped = 0
+        garbage = self._garbage.lines
+        for raw in self._splitter.feed(chunk):
+            line = parse_line(raw)
+            if isinstance(line, StepLine) and line.at_s is None:
+                unstamped += line.steps  # all of one chunk arrived at one time: one beat
+            elif isinstance(line, StepLine) and line.at_s is not None:
+                self._beat(line.at_s, line.steps, now_s)
+            elif isinstance(line, MetricLine):
+                self._metrics.append(line.value)
+            elif isinstance(line, OomLine):
+                self.events.put(line)
+            else:
+                example = self._garbage.example or raw[:60].decode("utf-8", "replace")
+                self._garbage = Garbage(self._garbage.lines + 1, example)
+        if unstamped:
+            self._beat(now_s, unstamped, now_s)
+        if self._garbage.lines > garbage and garbage < HOPELESS_LINES:
+            self.events.put(self._garbage)
+
+    def _beat(self, at_s: float, steps: int, now_s: float) -> None:
+        # A sender's time is believed only where it can be true: not before the last beat, not in the future.
+        # In a container with a clock of its own it never is, and the time of arrival is as good.
+        self._last_s = at_s if self._last_s <= at_s <= now_s else now_s
+        self.events.put(Beat(self._last_s, steps))
+
+
+EMITTER_HINT = "Have it report steps: see `python -m underwatt.jobs.emitter`, or echo step > $UNDERWATT_BEATS."
+KILLED = 128 + signal.SIGKILL
+LINES_SHOWN = 6
+LINES_JUDGED = 20  # a framework's last words; what was printed long before is not why it died
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """How long to wait for a command before it counts as hung."""
+
+    first_beat_s: float = 300.0  # imports, data and the first kernels take their time
+    beat_s: float = 120.0
+    grace_s: float = 5.0  # from the request to end to being killed
+
+
+DEFAULT_LIMITS = Limits()
+
+
+class CommandWorkload:
+    """A command with ``{batch_size}`` in it, and ``{lr}`` where it takes a learning rate; other braces stay."""
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        *,
+        lr: float | None = None,
+        lr_batch_size: int = 128,
+        lr_rule: LrRule = "sqrt",
+        limits: Limits = DEFAULT_LIMITS,
+        info: WorkloadInfo | None = None,
+    ) -> None:
+        if not any("{batch_size}" in word for word in command):
+            raise JobError(
+                "The command does not say where the batch size goes.",
+                hint="Put {batch_size} in it, as in: -- python train.py --batch-size {batch_size} --lr {lr}",
+            )
+        if lr is None and any("{lr}" in word for word in command):
+            raise JobError(
+                "The command has {lr} in it, but no learning rate was given.",
+                hint="Give the learning rate and the batch size that it suits.",
+            )
+        self._command = tuple(command)
+        self._lr = lr
+        self._lr_batch_size = lr_batch_size
+        self._lr_rule = lr_rule
+        self._limits = limits
+        self.info = info or command_info(self._command)
+
+    def cost(self) -> None:
+        """A foreign program's cost cannot be counted."""
+        return
+
+    def arguments(self, batch_size: int) -> list[str]:
+        """The command as it is run at a batch size."""
+        words = [word.replace("{batch_size}", str(batch_size)) for word in self._command]
+        if self._lr is None:
+            return words
+        lr = scaled_lr(self._lr, self._lr_batch_size, batch_size, self._lr_rule)
+        return [word.replace("{lr}", f"{lr:.9g}") for word in words]
+
+    def start(self, batch_size: int) -> CommandRun:
+        """Start the command at a batch size."""
+        arguments = self.arguments(batch_size)
+        if shutil.which(arguments[0]) is None:
+            raise JobError(
+                f"There is no program {arguments[0]!r} to run.", hint="Check the spelling, or give its full path."
+            )
+        return CommandRun(arguments, batch_size, self._limits)
+
+
+class CommandRun:
+    """An external command under way, with a guard process that ends it whatever happens to Underwatt."""
+
+    def __init__(self, arguments: list[str], batch_size: int, limits: Limits) -> None:
+        self._batch_size = batch_size
+        self._limits = limits
+        self._steps = 0
+        self._garbage = Garbage()
+        self._over: WorkloadError | None = None
+        self._finished = False
+        self._oom_kills = kernel_oom_kills()
+        self._folder = Path(tempfile.mkdtemp(prefix="underwatt-"))
+        fifo = self._folder / "beats"
+        os.mkfifo(fifo, 0o600)
+        lifeline_read, self._lifeline = os.pipe()
+        try:
+            self._listener = Listener(fifo)
+            self._guard = subprocess.Popen(
+                [sys.executable, "-I", "-S", guard.__file__, str(lifeline_read), str(limits.grace_s), *arguments],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                pass_fds=[lifeline_read],
+                env={**os.environ, BEATS_VARIABLE: str(fifo)},
+                start_new_session=True,
+            )
+        finally:
+            os.close(lifeline_read)
+        assert self._guard.stdout is not None
+        self._listener.start(self._guard.stdout)
+
+    @property
+    def metrics(self) -> tuple[float, ...]:
+        """The scores that the command has reported so far."""
+        return self._listener.metrics
+
+    def step(self) -> Beat | None:
+        """Wait for the next beat; ``None`` once the command has ended well after at least one."""
+        if self._over is not None:
+            raise self._over
+        if self._finished:
+            return None
+        limit_s = self._limits.beat_s if self._steps else self._limits.first_beat_s
+        deadline_s = time.monotonic() + limit_s
+        while True:
+            try:
+                event = self._listener.events.get(timeout=max(0.0, deadline_s - time.monotonic()))
+            except queue.Empty:
+                raise self._ended_by(self._hung(limit_s)) from None
+            if isinstance(event, Garbage):
+                self._garbage = event
+                if not self._steps and event.hopeless:
+                    raise self._ended_by(self._talks_garbage())
+            elif isinstance(event, OomLine):
+                raise self._ended_by(does_not_fit(self._batch_size))
+            elif isinstance(event, Exited):
+                self.stop()
+                self._finished = True
+                self._over = self._judge_exit(self._guard.returncode)
+                return self.step()
+            else:
+                self._steps += event.steps
+                return event
+
+    def stop(self) -> None:
+        """End the command and everything it started; returns when all are gone."""
+        if self._lifeline >= 0:
+            os.close(self._lifeline)
+            self._lifeline = -1
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._guard.wait(timeout=self._limits.grace_s + 5.0)
+        if self._guard.returncode is None or self._guard.returncode < 0:  # stuck or killed: do its work
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._guard.pid, signal.SIGKILL)
+            self._guard.wait()
+        self._listener.stop()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def __del__(self) -> None:
+        # Closing the lifeline is enough: the guard does the rest.
+        if getattr(self, "_lifeline", -1) >= 0:
+            os.close(self._lifeline)
+
+    def _ended_by(self, error: WorkloadError) -> WorkloadError:
+        self._over = error
+        self.stop()
+        return error
+
+    def _hung(self, limit_s: float) -> WorkloadError:
+        if self._steps:
+            return StepError(
+                f"The command reported {self._steps} steps and then none for {limit_s:g} s, so it was ended.",
+                hint=f"Raise the limit if a step may take that long. {self._last_lines()}",
+            )
+        if self._garbage.lines:
+            return self._talks_garbage()
+        return StepError(
+            f"The command ran for {limit_s:g} s without reporting a step, so it was ended.",
+            hint=f"{EMITTER_HINT} {self._last_lines()}",
+        )
+
+    def _talks_garbage(self) -> WorkloadError:
+        return StepError(
+            f"The command sent {self._garbage.lines} lines that are not beats, such as {self._garbage.example!r}, "
+            "and no beat.",
+            hint=EMITTER_HINT,
+        )
+
+    def _judge_exit(self, code: int) -> WorkloadError | None:
+        output = self._listener.output_tail
+        if code == 0:
+            if self._steps:
+                return None
+            if self._garbage.lines:
+                return self._talks_garbage()
+            return StepError("The command ended without reporting a step.", hint=EMITTER_HINT)
+        lines = output.strip().splitlines()
+        if says_out_of_memory("\n".join(lines[-LINES_JUDGED:])) or (
+            code == KILLED and kernel_oom_kills() > self._oom_kills
+        ):
+            return does_not_fit(self._batch_size)
+        how = f"was killed by signal {code - 128}" if code > 128 else f"ended with exit code {code}"
+        if code < 0:
+            how = f"lost its guard process to signal {-code}"
+        last = lines[-1:] or ["it printed nothing"]
+        return StepError(
+            f"The command {how} after {self._steps} steps: {last[0].strip()[:300].rstrip('.')}.",
+            hint=self._last_lines() if len(lines) > 1 else "",
+        )
+
+    def _last_lines(self) -> str:
+        lines = self._listener.output_tail.strip().splitlines()[-LINES_SHOWN:]
+        return "Its last output:\n" + "\n".join(f"  {line}" for line in lines) if lines else "It printed nothing."

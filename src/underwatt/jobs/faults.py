@@ -1,0 +1,118 @@
+"""What a user's training step raises, as one of our errors: out of memory is an answer, all else is a failed step."""
+
+from __future__ import annotations
+
+import re
+import traceback
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from underwatt.errors import OutOfMemoryError, StepError, UnderwattError, WorkloadError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from typing_extensions import Self
+
+
+# Out of memory, in the many ways that frameworks and systems say it.
+
+_SAID = re.compile(
+    r"out of memory|OutOfMemory|CUBLAS_STATUS_ALLOC_FAILED|can't allocate memory|NvMapMemAlloc|RESOURCE_EXHAUSTED"
+    r"|^(\S+\.)?_?(Array)?MemoryError\b",
+    re.IGNORECASE | re.MULTILINE,
+)
+
+
+def says_out_of_memory(text: str) -> bool:
+    """Whether an error text of PyTorch, another framework or the system means that memory ran out."""
+    return _SAID.search(text) is not None
+
+
+def does_not_fit(batch_size: int) -> OutOfMemoryError:
+    """The one error for a batch size that is too large."""
+    return OutOfMemoryError(f"Batch size {batch_size} does not fit in memory.", hint="Use a smaller batch size.")
+
+
+def kernel_oom_kills() -> int:
+    """How often the kernel has killed a process for memory: on a Jetson, this is how a batch does not fit."""
+    try:
+        counters = dict(line.split() for line in Path("/proc/vmstat").read_text().splitlines())
+        return int(counters.get("oom_kill", 0))
+    except (OSError, ValueError):
+        return 0
+
+
+_Result = TypeVar("_Result")
+
+
+@contextmanager
+def job_faults(batch_size: int, of_run: str = "") -> Iterator[None]:
+    """Run a part of a job, its faults translated; an error of ours passes as it is."""
+    try:
+        yield
+    except UnderwattError:
+        raise
+    except Exception as exc:  # noqa: BLE001 - the job is the user's code and may raise anything
+        error, cause = _translated(exc, batch_size, of_run)
+        raise error from cause
+
+
+def guarded(batch_size: int, call: Callable[[], _Result]) -> _Result:
+    """Call into a job, its faults translated; an error about memory remembers nothing, not even the fault itself."""
+    try:
+        return call()
+    except UnderwattError:
+        raise
+    except Exception as exc:  # noqa: BLE001 - as above
+        error, cause = _translated(exc, batch_size)
+    # Raised out here: an error that remembers the frames of a full GPU keeps that GPU full.
+    raise error from cause
+
+
+def _translated(exc: Exception, batch_size: int, of_run: str = "") -> tuple[WorkloadError, Exception | None]:
+    text = "".join(traceback.format_exception_only(exc)).strip()
+    if isinstance(exc, MemoryError) or says_out_of_memory(text):
+        traceback.clear_frames(exc.__traceback__)
+        return does_not_fit(batch_size), None
+    last = text.splitlines()[0].rstrip(".")
+    return StepError(f"The job failed in a step at batch size {batch_size}{of_run}: {last}."), exc
+
+
+# A step that ran out of memory can be done again, unless its optimizer had begun to change the model.
+
+
+class UpdateWatch:
+    """Use as ``with UpdateWatch() as watch:`` around a step of any PyTorch optimizers; then ``watch.begun``."""
+
+    def __init__(self) -> None:
+        self.begun = False
+        self._hook: Any = None
+
+    def __enter__(self) -> Self:
+        from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+        self.begun = False
+        self._hook = register_optimizer_step_pre_hook(self._begins)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._hook.remove()
+
+    def _begins(self, *_: Any) -> None:
+        self.begun = True
+
+
+def ran_out_of_memory(error: Exception) -> bool:
+    """Whether this is how PyTorch, or the system, says that memory ran out."""
+    said = "".join(traceback.format_exception_only(error))
+    return isinstance(error, (MemoryError, OutOfMemoryError)) or says_out_of_memory(said)
+
+
+def half_updated(batch_size: int, hint: str) -> OutOfMemoryError:
+    """The error for a model that may be half changed."""
+    return OutOfMemoryError(
+        f"Memory ran out while the optimizer changed the model, at batch size {batch_size}: it may be half changed.",
+        hint=hint,
+    )

@@ -1,0 +1,147 @@
+"""A training job as its author describes it: model, data, and what to reach."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
+
+from underwatt._imports import require
+from underwatt.errors import JobError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import torch
+
+
+# How the learning rate follows the batch size.
+
+RuleName = Literal["sqrt", "linear", "none"]
+# A callable gets (learning rate, its batch size, the new batch size) and returns the new learning rate.
+LrRule: TypeAlias = RuleName | Callable[[float, int, int], float]
+
+RULES: tuple[str, ...] = get_args(RuleName)
+
+
+def scaled_lr(lr: float, base_batch_size: int, batch_size: int, rule: LrRule) -> float:
+    """The learning rate at ``batch_size``, given the one that suits ``base_batch_size``.
+
+    ``sqrt`` keeps the noise of adaptive optimizers (Adam, AdamW) alike across batch sizes, ``linear`` that of SGD.
+    """
+    if callable(rule):
+        scaled = rule(lr, base_batch_size, batch_size)
+    elif rule == "sqrt":
+        scaled = lr * math.sqrt(batch_size / base_batch_size)
+    elif rule == "linear":
+        scaled = lr * batch_size / base_batch_size
+    elif rule == "none":
+        scaled = lr
+    else:
+        raise JobError(
+            f"There is no learning-rate rule {rule!r}.", hint=f"Use {', '.join(RULES)}, or a function of your own."
+        )
+    if not (math.isfinite(scaled) and scaled > 0):
+        raise JobError(
+            f"The learning rate at batch size {batch_size} comes out as {scaled!r}.",
+            hint="Give a positive base learning rate and a rule that keeps it positive.",
+        )
+    return scaled
+
+
+DEFAULT_BATCH_SIZES = (4, 8, 16, 32, 64, 128)
+HOLD_OUT = 0.2
+
+
+@dataclass(frozen=True, eq=False)
+class Job:
+    """A PyTorch training job; only the model, the data and the target have no default.
+
+    A batch is ``(inputs, …, targets)``: the model is called with the inputs, the loss and the metric with the
+    model's output and the targets. Where that does not fit, ``forward`` makes (output, targets) of a batch.
+    """
+
+    model: torch.nn.Module | Callable[[], torch.nn.Module]  # a function is called for each run, a module is copied
+    data: Any  # a dataset with a length, or a tuple of tensors or arrays of equal length
+    target: float = math.nan  # the metric to reach on held-out data
+    test_data: Any = None  # held out of ``data`` (a fifth) where absent
+    proxy_data: Any = None  # what convergence is studied on; ``data`` where absent
+    proxy_test_data: Any = None
+    loss: Callable[[Any, Any], torch.Tensor] | None = None  # cross-entropy where absent
+    metric: Callable[[Any, Any], float] | None = None  # mean over a batch; accuracy where absent
+    higher_is_better: bool = True
+    forward: Callable[[torch.nn.Module, Any], tuple[Any, Any]] | None = None
+    optimizer: Callable[..., torch.optim.Optimizer] | None = None  # called (parameters, lr=…); AdamW where absent
+    lr: float = 1e-3  # at ``lr_batch_size``
+    lr_batch_size: int = 128
+    lr_rule: LrRule | None = None  # linear for SGD, square root for all others where absent
+    batch_sizes: Sequence[int] = DEFAULT_BATCH_SIZES
+    collate: Callable[[list[Any]], Any] | None = None
+    num_workers: int = 0
+    device: str | None = None  # CUDA where there is one, else the CPU
+    seed: int = 0
+    name: str = ""  # the factory's name where absent
+    synthetic: bool = False  # the data is made up: good for speed, meaningless for accuracy; shown in the name
+
+    def __post_init__(self) -> None:
+        sizes = tuple(self.batch_sizes)
+        if not sizes or any(not isinstance(size, int) or isinstance(size, bool) or size < 1 for size in sizes):
+            raise JobError(
+                f"Batch sizes must be whole numbers of at least 1, not {list(sizes)}.",
+                hint="Give for example batch_sizes=(8, 16, 32, 64).",
+            )
+        object.__setattr__(self, "batch_sizes", tuple(sorted(set(sizes))))
+        if not math.isfinite(self.target):
+            raise JobError(
+                "The job has no target.",
+                hint="Give the value of the metric to reach, for example Job(…, target=0.9) for 90% accuracy.",
+            )
+        if self.lr_batch_size < 1 or not (math.isfinite(self.lr) and self.lr > 0):
+            raise JobError(
+                f"A learning rate of {self.lr!r} at batch size {self.lr_batch_size!r} makes no sense.",
+                hint="Give lr=… above 0 and the batch size it was found at as lr_batch_size=….",
+            )
+        for name in ("data", "test_data", "proxy_data", "proxy_test_data"):
+            value = getattr(self, name)
+            if name == "data" or value is not None:
+                _check_data(name, value)
+
+    def lr_at(self, batch_size: int) -> float:
+        """The learning rate at a batch size."""
+        rule = self.lr_rule if self.lr_rule is not None else self._usual_rule()
+        return scaled_lr(self.lr, self.lr_batch_size, batch_size, rule)
+
+    def reached(self, value: float) -> bool:
+        """Whether a value of the metric meets the target."""
+        return value >= self.target if self.higher_is_better else value <= self.target
+
+    def make_optimizer(self, parameters: Any, lr: float) -> torch.optim.Optimizer:
+        """The job's optimizer over some parameters."""
+        make = self.optimizer or require("torch", extra="torch").optim.AdamW
+        optimizer: torch.optim.Optimizer = make(parameters, lr=lr)
+        return optimizer
+
+    def _usual_rule(self) -> LrRule:
+        torch = require("torch", extra="torch")
+        # Asked of a real optimizer, so that classes, partials and lambdas are all understood.
+        optimizer = self.make_optimizer([torch.nn.Parameter(torch.zeros(1))], self.lr)
+        return "linear" if isinstance(optimizer, torch.optim.SGD) else "sqrt"
+
+
+def _check_data(name: str, data: Any) -> None:
+    lengths = {len(part) for part in data} if isinstance(data, tuple) else None
+    if lengths is None:
+        if not (hasattr(data, "__len__") and hasattr(data, "__getitem__")):
+            raise JobError(
+                f"The job's {name} has no length or cannot be indexed ({type(data).__name__}).",
+                hint="Give a map-style dataset, or a tuple of tensors such as (images, labels).",
+            )
+        lengths = {len(data)}
+    if len(lengths) > 1:
+        raise JobError(
+            f"The tensors of the job's {name} differ in length: {sorted(lengths)}.",
+            hint="Each must have one entry a sample, such as (images, labels).",
+        )
+    if lengths in (set(), {0}):
+        raise JobError(f"The job's {name} is empty.", hint="Check the path and the filter it was made with.")

@@ -1,0 +1,256 @@
+"""A job trained to its target under a budget: steps, tests, checkpoints, and whatever goes wrong on the way."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import signal
+import sys
+import threading
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from underwatt.errors import OutOfMemoryError
+from underwatt.jobs import checkpoint
+from underwatt.jobs._torch import torch
+from underwatt.jobs.checkpoint import Progress
+from underwatt.jobs.faults import UpdateWatch, half_updated, job_faults
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from contextlib import AbstractContextManager
+    from pathlib import Path
+    from types import FrameType
+
+    from typing_extensions import Self
+
+    from underwatt.control.pilot import Pilot
+    from underwatt.jobs.training import Training
+
+
+# Signals that end a process wait for the end of the step under way: no checkpoint holds half a step.
+
+_ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+class StepGuard:
+    """Use as ``with StepGuard() as guard:`` around a loop, ``with guard.step():`` around each step, then ``pass_on``.
+
+    A second signal does not wait: a step that hangs must not hold anybody up.
+    """
+
+    def __init__(self) -> None:
+        self.whole = True  # whether the model is as the last step left it
+        self._held: int | None = None
+        self._in_step = False
+        self._handlers: dict[int, Any] = {}
+
+    def __enter__(self) -> Self:
+        if threading.current_thread() is threading.main_thread():
+            for number in _ENDING:
+                if callable(handler := signal.getsignal(number)):  # what is ignored stays ignored
+                    self._handlers[number] = handler
+                    signal.signal(number, self._arrived)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._handlers.items():
+            signal.signal(number, handler)
+
+    @contextlib.contextmanager
+    def step(self) -> Iterator[None]:
+        """A step is under way; one that fails may have failed because of the signal, which is then what counts."""
+        self._in_step = True
+        try:
+            yield
+        except Exception:
+            self.pass_on()
+            raise
+        finally:
+            self._in_step = False
+
+    def pass_on(self) -> None:
+        """The step is over and counted: a signal that came meanwhile takes effect now."""
+        if self._held is not None:
+            held, self._held = self._held, None
+            self._handlers[held](held, None)
+
+    @contextlib.contextmanager
+    def changing(self) -> Iterator[None]:
+        """The model is being changed; it is whole again only where this comes to its end."""
+        self.whole = False
+        yield
+        self.whole = True
+
+    def _arrived(self, number: int, frame: FrameType | None) -> None:
+        if self._in_step and self._held is None:
+            self._held = number
+        else:
+            self._handlers[number](number, frame)
+
+
+# When is a step complete? On a GPU a training loop only queues it, so somebody has to wait for the GPU.
+
+
+class Completion:
+    """Waits for steps on the GPU that PyTorch uses, where it uses one.
+
+    While steps follow each other at once, the *previous* step is waited for: waiting for each would let the GPU run
+    dry. Where there are pauses between steps, each one is waited for, because a pause begins when its step has ended.
+    """
+
+    def __init__(self, *, on_gpu: bool | None = None) -> None:
+        self.on_gpu = on_gpu  # ``None``: found out at the first step
+        self._in_flight: Any = None
+
+    def wait(self, *, pausing: bool) -> None:
+        """Return when the step that was queued last, or the one before it, is complete."""
+        if self.on_gpu is None:
+            torch = sys.modules.get("torch")
+            self.on_gpu = torch is not None and torch.cuda.is_available() and torch.cuda.is_initialized()
+        if not self.on_gpu:
+            return
+        event = sys.modules["torch"].cuda.Event(blocking=True)
+        event.record()
+        if pausing or self._in_flight is None:
+            event.synchronize()
+        else:
+            self._in_flight.synchronize()
+        self._in_flight = None if pausing else event
+
+
+CHECKPOINT_PERIOD_S = 60.0  # of this machine's time
+
+
+@dataclass(frozen=True, slots=True)
+class Effort:
+    """How often the model is tested, and after how many samples it is given up."""
+
+    evaluate_every_samples: int
+    limit_samples: float = math.inf
+
+
+@dataclass(frozen=True, slots=True)
+class Trained:
+    """How a training ended: ``reached``, ``limit`` or ``energy spent``; its last score, and what it took."""
+
+    outcome: str
+    score: float | None
+    samples: int
+    steps: int
+    elapsed_s: float
+    energy_j: float
+
+
+def train_under_budget(
+    pilot: Pilot,
+    training: Training,
+    effort: Effort,
+    folder: Path | None = None,
+    *,
+    progress: Progress | None = None,
+    watch: Callable[[], None] = lambda: None,
+) -> Trained:
+    """Train to the job's target; ``folder`` takes checkpoints, ``progress`` is what an earlier part had come to.
+
+    A step that does not fit into memory is done again in smaller batches: none is lost. Where memory runs out in the
+    optimizer's own step, the model may be half changed: that is an error, and the last checkpoint is what counts.
+    Whatever else ends the training, a last checkpoint is written first, unless it was a step of the job that failed.
+    Ctrl-C waits for the end of a step.
+    """
+    return _Loop(pilot, training, effort, folder, progress, watch).run()
+
+
+class _Loop:
+    def __init__(
+        self,
+        pilot: Pilot,
+        training: Training,
+        effort: Effort,
+        folder: Path | None,
+        progress: Progress | None,
+        watch: Callable[[], None],
+    ) -> None:
+        self._pilot, self._training, self._effort, self._folder, self._watch = pilot, training, effort, folder, watch
+        self._completion = Completion(on_gpu=training.device.type == "cuda")
+        self._evaluated = progress.evaluated_samples if progress else 0
+        self._score = progress.score if progress else None
+        self._guard = StepGuard()
+        self._update = UpdateWatch()
+        self._next_save_s = -math.inf  # at once: a run that is killed early can go on too
+
+    def run(self) -> Trained:
+        try:
+            with self._guard:
+                while not (outcome := self._judge()):
+                    if time.monotonic() >= self._next_save_s:
+                        self._save("")
+                    self._step()
+                    self._guard.pass_on()
+                    self._watch()
+        except BaseException:
+            if self._guard.whole:
+                self._save("")
+            raise
+        self._pilot.ends(outcome)
+        self._save(outcome if outcome == "reached" else "")  # with more samples or joules it can go on
+        training = self._training
+        return Trained(
+            outcome, self._score, training.samples, training.steps, self._pilot.elapsed_s, self._pilot.energy_j
+        )
+
+    def _step(self) -> None:
+        pilot, training = self._pilot, self._training
+        training.set_batch_size(pilot.batch_size)
+        size = training.next_batch_size
+        try:
+            with self._update:
+                pilot.simulate(size)
+                with self._guard.step(), job_faults(size):
+                    batch = training.fetch()
+                    with self._guard.changing():
+                        loss = training.learn(batch)
+                    self._completion.wait(pausing=pilot.controller.pausing)
+        except OutOfMemoryError:
+            if self._update.begun:
+                hint = "Go on from the last checkpoint with --resume, and smaller batch sizes (-b)."
+                raise half_updated(size, hint) from None
+            training.redo(pilot.out_of_memory(size))
+            self._guard.whole = True
+            return
+        pilot.stepped(training.batch_size, loss)
+
+    def _judge(self) -> str:
+        """How the training ends here, or nothing."""
+        samples = self._training.samples
+        if samples - self._evaluated >= self._effort.evaluate_every_samples:
+            with self._pilot.elsewhere(), self._random_apart(), job_faults(self._training.batch_size):
+                self._score = self._training.evaluate()
+            self._evaluated = samples
+            self._pilot.scored(self._score, self._training.job.target)
+            if self._training.job.reached(self._score):
+                return "reached"
+        if samples >= self._effort.limit_samples:
+            return "limit"
+        return "energy spent" if self._pilot.energy_left_j <= 0 else ""
+
+    def _random_apart(self) -> AbstractContextManager[None]:
+        """Random numbers that a test draws are not missing in the training, where it is cut short and done again."""
+        device = self._training.device
+        return torch.random.fork_rng([device] if device.type == "cuda" else [])
+
+    def _save(self, done: str) -> None:
+        """Write a checkpoint; a full disk ends no training."""
+        if self._folder is None:
+            return
+        self._next_save_s = time.monotonic() + CHECKPOINT_PERIOD_S
+        pilot = self._pilot
+        progress = Progress(
+            pilot.workload.id, pilot.elapsed_s, pilot.energy_j, pilot.share, self._evaluated, self._score, done
+        )
+        try:
+            with pilot.elsewhere():
+                checkpoint.save(self._folder, self._training, progress)
+        except (OSError, RuntimeError) as exc:  # PyTorch makes some of the first into the second
+            pilot.note("warning", f"No checkpoint could be written ({getattr(exc, 'strerror', None) or exc}).")

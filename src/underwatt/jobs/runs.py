@@ -1,0 +1,245 @@
+"""A whole run: what is known is looked up, the rest is measured while training, and the device is put back."""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from underwatt.control.options import State
+from underwatt.control.pilot import Pilot
+from underwatt.device.base import SimulatesLoad
+from underwatt.errors import InputError, OutOfMemoryError, StepError
+from underwatt.runlog.inbox import Inbox, register_run
+from underwatt.runlog.log import RunLog, read_log
+from underwatt.store.saver import Saver
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from pathlib import Path
+
+    from underwatt.control.live import LiveBudget
+    from underwatt.device.base import Device
+    from underwatt.jobs.checkpoint import Progress
+    from underwatt.jobs.job import Job
+    from underwatt.jobs.loop import Effort, Trained
+    from underwatt.measure.workload import Workload
+    from underwatt.planning.problem import SamplesToTarget
+    from underwatt.records import Measurement, Profile, WorkloadCost, WorkloadInfo
+    from underwatt.store.store import Store
+
+
+LOG_NAME = "log.jsonl"
+
+
+@dataclass(frozen=True)
+class Run:
+    """What a run is given: a device, a budget, a folder and a store, and who wants to be told."""
+
+    device: Device
+    live: LiveBudget
+    folder: Path
+    store: Store
+    batch_sizes: Sequence[int]
+    convergence: SamplesToTarget | None = None
+    references: Sequence[Profile] = ()
+    set_modes: bool = True  # else batch size and pauses alone hold the budget
+    listener: Callable[[str, dict[str, Any]], None] | None = None
+    watch: Callable[[Pilot], None] = field(default=lambda _pilot: None)
+
+    def known(self, workload: WorkloadInfo) -> tuple[Measurement, ...]:
+        """What was measured before of this workload on this device, with the knobs that may be set now."""
+        from underwatt.device.base import permitted_space
+
+        knobs = tuple(knob.name for knob in permitted_space(self.device).knobs) if self.set_modes else ()
+        measured = self.store.measurements(self.store.profile_id(self.device.info, workload))
+        return tuple(m for m in measured if tuple(m.setting.mode.knobs()) == knobs)
+
+    def pilot(self, stack: contextlib.ExitStack, workload: WorkloadInfo, **more: Any) -> Pilot:
+        """A pilot with a log and an inbox in the run's folder."""
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+        except OSError as exc:
+            raise InputError(
+                f"The folder {self.folder} cannot be made ({exc.strerror}).", hint="Name another one with --out."
+            ) from exc
+        log = stack.enter_context(RunLog(self.folder / LOG_NAME))
+        warning = stack.enter_context(register_run(self.folder, workload.name, self.device.info.name))
+        if warning and self.listener:
+            self.listener("note", {"level": "warning", "text": warning})
+        arguments: dict[str, Any] = {
+            "convergence": self.convergence,
+            "known": self.known(workload),
+            "references": self.references,
+            "set_modes": self.set_modes,
+            "batch_sizes": self.batch_sizes,
+            **more,
+        }
+        sizes = arguments.pop("batch_sizes")
+        return Pilot(
+            self.device,
+            workload,
+            sizes,
+            self.live,
+            saver=Saver(self.store, self.device.info, workload),
+            log=log,
+            inbox=Inbox(self.folder),
+            listener=self.listener,
+            **arguments,
+        )
+
+
+def run_job(run: Run, job: Job, effort: Effort, *, resume: bool = False) -> Trained:
+    """Train a PyTorch job to its target, in this process; ``resume`` goes on where the folder's run stopped."""
+    from underwatt.jobs import checkpoint
+    from underwatt.jobs.batches import fillable, left_out
+    from underwatt.jobs.identity import job_info
+    from underwatt.jobs.loop import train_under_budget
+    from underwatt.jobs.training import Training, train_and_test
+
+    workload = job_info(job)
+    length = len(train_and_test(job)[0])
+    sizes = fillable(run.batch_sizes, length)
+    cost = _cost(run.device, job)
+    state = progress = None
+    elapsed_s = energy_j = 0.0
+    dropped: dict[str, Any] | None = None
+    if resume:
+        state, progress = checkpoint.load(run.folder, workload.id)
+        if progress.done:
+            raise InputError(
+                f"The run in {run.folder} has ended: {progress.done}.",
+                hint="Start a run without --resume, in a folder of its own.",
+            )
+        elapsed_s, energy_j = _spent(run.folder / LOG_NAME, progress)
+        dropped = _posted(run.folder / LOG_NAME)
+        run.live.resumes(elapsed_s)
+    with contextlib.ExitStack() as stack:
+        training = Training(job, sizes[0])
+        stack.callback(training.close)
+        if state is not None:
+            training.restore(state)
+        pilot = run.pilot(stack, workload, batch_sizes=sizes, cost=cost, elapsed_s=elapsed_s)
+        pilot.target = job.target
+        if progress is not None:
+            pilot.continues(samples=training.samples, steps=training.steps, share=progress.share, energy_j=energy_j)
+            pilot.score = progress.score
+        stack.enter_context(pilot)
+        if progress is not None:
+            pilot.note("info", _going_on(training.samples, run.live, elapsed_s, dropped))
+        if text := left_out(run.batch_sizes, length):
+            pilot.note("warning", text)
+        return train_under_budget(
+            pilot, training, effort, run.folder, progress=progress, watch=lambda: run.watch(pilot)
+        )
+
+
+def _spent(log: Path, progress: Progress) -> tuple[float, float]:
+    """Seconds and joules that a run has taken, also since its last checkpoint: what was lost was drawn all the same."""
+    try:
+        record = read_log(log)
+    except InputError:  # lost or damaged: the checkpoint is what matters
+        return progress.elapsed_s, progress.energy_j
+    counted = [event["energy_j"] for event in record.events if event.get("energy_j") is not None]
+    last_s = max([event["at_s"] for event in record.events] + record.power.at_s[-1:].tolist())
+    # Never 0, which would be taken for a run that begins.
+    return max(progress.elapsed_s, last_s, 1e-3), max(progress.energy_j, counted[-1] if counted else 0.0)
+
+
+def _posted(log: Path) -> dict[str, Any] | None:
+    """The budget that a run was given on its way and kept to its end."""
+    try:
+        budgets = read_log(log).of("budget")
+    except InputError:
+        return None
+    return budgets[-1] if budgets and budgets[-1]["why"] == "changed" else None
+
+
+def _going_on(samples: int, live: LiveBudget, elapsed_s: float, dropped: dict[str, Any] | None) -> str:
+    text = f"Going on at {samples:,} samples, with a budget of {live}."
+    meant = {"power_w": live.power_w(elapsed_s), "watts": live.budget.watts.value, "window_s": live.budget.window_s}
+    if dropped is None or all(dropped.get(name) == value for name, value in meant.items()):
+        return text
+    return f"{text} The {dropped['power_w']:g} W that it had been given on its way hold no more."
+
+
+def _cost(device: Device, job: Job) -> WorkloadCost | None:
+    if not isinstance(device, SimulatesLoad):
+        return None
+    from underwatt.jobs.cost import count_cost
+
+    return count_cost(job)
+
+
+# A foreign command under a budget: its batch size is searched for, then it runs to its own end.
+#
+# Nobody can pause a command from outside or change its batch size under way. So it is started anew for each batch size
+# that the search asks for, with all that it draws logged and counted, and at last for good.
+
+SEARCHED_S = 2.0  # a search that rests for so long, after a change of the budget say, is over
+MOST_STARTS = 6  # at one batch size, of a command that is over before it is measured
+
+
+def run_command(run: Run, workload: Workload) -> int:
+    """Run a command to its own end, or until the joules are spent; gives the number of its steps."""
+    with contextlib.ExitStack() as stack:
+        pilot = run.pilot(stack, workload.info, can_pause=False)
+        stack.enter_context(pilot)
+        command = _Command(run, pilot, workload)
+        if command.search():
+            batch_size = pilot.batch_size
+            pilot.offer((batch_size,))
+            pilot.note("info", f"The search is over; the command runs at batch size {batch_size}.")
+            command.run(batch_size, lambda: pilot.energy_left_j <= 0)
+        if pilot.energy_left_j <= 0:
+            pilot.ends("energy spent")
+        return pilot.steps
+
+
+class _Command:
+    def __init__(self, run: Run, pilot: Pilot, workload: Workload) -> None:
+        self._run, self._pilot, self._workload = run, pilot, workload
+        self._searched_s = pilot.elapsed_s - SEARCHED_S  # since when nothing is searched for
+
+    def search(self) -> bool:
+        """Start the command at one batch size after the other; whether there are joules left then."""
+        pilot = self._pilot
+        starts, before = 0, 0
+        while self._is_searching() and pilot.energy_left_j > 0:
+            size = pilot.batch_size
+            starts, before = (starts + 1 if size == before else 1), size
+            if starts > MOST_STARTS:
+                raise StepError(
+                    f"The command has ended {MOST_STARTS} times at batch size {size} before it could be measured.",
+                    hint="Give it more to do, or measure it beforehand with `underwatt profile`.",
+                )
+            try:
+                self.run(size, lambda size=size: size != pilot.batch_size or not self._goes_on())  # type: ignore[misc]
+            except OutOfMemoryError:
+                pilot.out_of_memory(size)
+        pilot.begins_anew()  # what was trained so far is thrown away
+        return pilot.energy_left_j > 0
+
+    def run(self, batch_size: int, is_over: Callable[[], bool]) -> None:
+        """Start the command and follow its steps, until it or somebody else says that it is over."""
+        pilot = self._pilot
+        with contextlib.ExitStack() as stack:
+            with pilot.elsewhere():  # what it does before its first step belongs to none
+                steps = self._workload.start(batch_size)
+                stack.callback(steps.stop)
+                beat = steps.step()
+            while beat is not None:
+                pilot.heard(batch_size, beat.steps, beat.at_s)
+                self._run.watch(pilot)
+                if is_over():
+                    return
+                beat = steps.step()
+
+    def _goes_on(self) -> bool:
+        return self._is_searching() and self._pilot.energy_left_j > 0
+
+    def _is_searching(self) -> bool:
+        now_s = self._pilot.elapsed_s
+        if self._pilot.controller.state is State.SEARCHING:
+            self._searched_s = now_s
+        return now_s < self._searched_s + SEARCHED_S

@@ -1,0 +1,373 @@
+"""What the page shows of a run: a fold over the lines of its log, without files, sockets or clocks."""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_right
+from collections import deque
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from underwatt.budget import parse_budget
+from underwatt.errors import InputError
+from underwatt.records import Status
+from underwatt.reports.sources import OUTCOMES, setting_of
+from underwatt.reports.words import allowed
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    Event = Mapping[str, Any]
+    from collections.abc import Sequence
+
+    Row = list[float | None]
+    from collections.abc import Mapping
+
+
+# One line of the page's log for each event that a person wants to know of.
+
+_BUDGETS = {"start": "Budget: {}.", "schedule": "Budget by the schedule: {}.", "changed": "Budget changed: {}."}
+
+
+def entry_of(event: Event) -> dict[str, Any] | None:
+    """Time, kind, level and words of an event; ``None`` for what only charts and figures show."""
+    words = _WORDS.get(event["kind"])
+    if words is None:
+        return None
+    return {"at_s": event["at_s"], "kind": event["kind"], "level": _level(event), "text": words(event)}
+
+
+def ended(event: Event) -> str:
+    """How a run ended, in words."""
+    return f"The run {OUTCOMES.get(event['outcome'], 'ended')}"
+
+
+def _level(event: Event) -> str:
+    if event["kind"] == "note":
+        return str(event["level"])
+    return "warning" if event.get("outcome") == "failed" else "info"
+
+
+def _start(event: Event) -> str:
+    return f"{event['job']} on {event['device']['name']} began, with a budget of {event['budget']}."
+
+
+def _budget(event: Event) -> str:
+    return _BUDGETS.get(event["why"], "Budget: {}.").format(allowed(event))
+
+
+def _setting(event: Event) -> str:
+    why = f" – {event['why']}" if event.get("why") else ""
+    return f"{str(event['state']).capitalize()}: {setting_of(event['setting'])}{why}"
+
+
+def _measured(event: Event) -> str:
+    found = event["measurement"]
+    setting = setting_of(found["setting"])
+    if Status(found["status"]) in (Status.OK, Status.THROTTLED):
+        slowed = ", slowed down by the device" if found["status"] == Status.THROTTLED.value else ""
+        step_s = found["step_s"]
+        took = f"{step_s:.3g} s" if step_s >= 1 else f"{1e3 * step_s:.3g} ms"
+        return f"Measured {setting}: {took} a step, {found['power_w']:.2f} W{slowed}"
+    said = found["status"].replace("_", " ")
+    return f"Measured {setting}: {said}{': ' if found.get('note') else ''}{found.get('note', '')}"
+
+
+def _plan(event: Event) -> str:
+    return f"Chose {setting_of(event['chosen'])}. {event['reason']}".rstrip()
+
+
+def _score(event: Event) -> str:
+    aim = "" if event.get("target") is None else f" of {event['target']:g}"
+    return f"Score {event['value']:.4g}{aim} after {event['samples']:,} samples."
+
+
+def _end(event: Event) -> str:
+    put_back = "the device is as it was before" if event["restored"] else "the device was NOT put back"
+    error = f" {event['error']}" if event.get("error") else ""
+    return f"{ended(event)}; {put_back}.{error}"
+
+
+_WORDS: dict[str, Callable[[Event], str]] = {
+    "start": _start,
+    "resume": lambda _event: "The run goes on from its checkpoint.",
+    "budget": _budget,
+    "setting": _setting,
+    "measured": _measured,
+    "plan": _plan,
+    "score": _score,
+    "note": lambda event: str(event["text"]),
+    "end": _end,
+}
+
+
+# Power over time in a size that does not grow: the last minutes second by second, the whole run in ever wider bins.
+
+RECENT_S = 300
+WHOLE_BINS = 720
+TOLERANCE = 0.02  # a second is over budget when its mean is this share above it
+_KEEP_BUDGETS = 1000
+
+
+class Bin(NamedTuple):
+    """Readings of one stretch of time: when it began, their lowest, mean and highest watts, and the watts allowed."""
+
+    at_s: float
+    low_w: float
+    mean_w: float
+    high_w: float
+    budget_w: float  # inf is no limit
+    readings: int
+
+    def joined(self, other: Bin) -> Bin:
+        """Two stretches as one that begins where this one does; of two budgets, what was allowed at most."""
+        readings = self.readings + other.readings
+        return Bin(
+            self.at_s,
+            min(self.low_w, other.low_w),
+            (self.mean_w * self.readings + other.mean_w * other.readings) / readings,
+            max(self.high_w, other.high_w),
+            max(self.budget_w, other.budget_w),
+            readings,
+        )
+
+    def row(self) -> Row:
+        """As the page gets it: begin, lowest, mean, highest, budget; a milliwatt is more than a screen can show."""
+        budget_w = round(self.budget_w, 3) if math.isfinite(self.budget_w) else None
+        return [self.at_s, round(self.low_w, 3), round(self.mean_w, 3), round(self.high_w, 3), budget_w]
+
+
+class PowerTrace:
+    """Folds power readings and budgets into what a chart needs; 24 hours or a month take the same memory."""
+
+    def __init__(self) -> None:
+        self.over_s = 0.0
+        self.width_s = 1.0
+        self._budget_at_s: list[float] = []
+        self._budget_w: list[float] = []
+        self._open: Bin | None = None
+        self._recent: deque[Bin] = deque()
+        self._whole: list[Bin] = []
+
+    def add_budget(self, at_s: float, power_w: float | None) -> None:
+        """From ``at_s`` on this many watts are allowed; ``None`` is no limit in watts."""
+        place = bisect_right(self._budget_at_s, at_s)
+        self._budget_at_s.insert(place, at_s)
+        self._budget_w.insert(place, math.inf if power_w is None else power_w)
+        if len(self._budget_w) > 2 * _KEEP_BUDGETS:  # readings come within seconds, so that old ones are not asked for
+            del self._budget_at_s[:_KEEP_BUDGETS], self._budget_w[:_KEEP_BUDGETS]
+
+    def add(self, at_s: Sequence[float], power_w: Sequence[float | None]) -> None:
+        """Take in readings in the order in which they were made; ``None`` is one that failed."""
+        if None in power_w:
+            made = [(at, watts) for at, watts in zip(at_s, power_w, strict=True) if watts is not None]
+            at_s, power_w = [at for at, _ in made], [watts for _, watts in made]
+        read_w: Sequence[float] = power_w  # type: ignore[assignment]
+        begin = 0
+        while begin < len(at_s):
+            second = math.floor(at_s[begin])
+            # A line of the log is about one second: most often the rest of it is one bin.
+            end = len(at_s) if at_s[-1] < second + 1 else bisect_right(at_s, second + 1 - 1e-9, begin)
+            end = max(end, begin + 1)
+            self._take(self._bin(second, read_w[begin:end]))
+            begin = end
+
+    def latest(self) -> Bin | None:
+        """The last whole second, or what there is of the first one."""
+        return self._recent[-1] if self._recent else self._open
+
+    def newest_s(self) -> tuple[float, float]:
+        """Where the last row of ``recent`` and the last of ``whole`` begin."""
+        recent_s = self._open.at_s if self._open else -math.inf
+        return recent_s, self._whole[-1].at_s if self._whole else -math.inf
+
+    def recent(self, since_s: float = -math.inf) -> list[Row]:
+        """The last minutes, a row a second, from ``since_s`` on; the last row may still change."""
+        rows = [one.row() for one in self._recent if one.at_s >= since_s]
+        return rows + ([self._open.row()] if self._open else [])
+
+    def whole(self, since_s: float = -math.inf) -> list[Row]:
+        """The whole run, a row for each ``width_s``, from ``since_s`` on; the last row may still change."""
+        rows: list[Row] = []
+        for one in reversed(self._whole):
+            if one.at_s < since_s:
+                break
+            rows.append(one.row())
+        return rows[::-1]
+
+    def _bin(self, at_s: int, power_w: Sequence[float]) -> Bin:
+        """Of two budgets that fall into one second, the larger was allowed."""
+        mean_w = sum(power_w) / len(power_w)
+        budget_w = max(self._budget_at(at_s), self._budget_at(at_s + 1 - 1e-9))
+        return Bin(float(at_s), min(power_w), mean_w, max(power_w), budget_w, len(power_w))
+
+    def _budget_at(self, at_s: float) -> float:
+        place = bisect_right(self._budget_at_s, at_s)
+        return self._budget_w[place - 1] if place else math.inf
+
+    def _take(self, new: Bin) -> None:
+        if self._open is None:
+            self._open = new
+        elif new.at_s == self._open.at_s:
+            self._open = self._open.joined(new)
+        elif new.at_s > self._open.at_s:  # a reading out of order has no place to go
+            self._close(self._open)
+            self._open = new
+
+    def _close(self, second: Bin) -> None:
+        self._recent.append(second)
+        while self._recent[0].at_s <= second.at_s - RECENT_S:
+            self._recent.popleft()
+        if second.mean_w > (1 + TOLERANCE) * second.budget_w:
+            self.over_s += 1.0
+        self._append(second)
+
+    def _append(self, one: Bin) -> None:
+        begin_s = one.at_s // self.width_s * self.width_s
+        if self._whole and self._whole[-1].at_s == begin_s:
+            self._whole[-1] = self._whole[-1].joined(one)
+            return
+        self._whole.append(one._replace(at_s=begin_s))
+        if len(self._whole) > WHOLE_BINS:
+            self.width_s *= 2
+            narrow, self._whole = self._whole, []
+            for item in narrow:
+                self._append(item)
+
+
+ENTRIES = 200
+STALE_S = 5.0  # watts that were read longer ago are not those of now: the sensor is lost
+STATES = ("searching", "holding", "correcting", "restoring")
+_CARRIED = ("steps", "samples", "loss", "step_s", "energy_j", "time_left_s", "gap_share", "batch_size", "share")
+_UNITS = {"cpu_cores": "", "cpu_mhz": "MHz", "gpu_mhz": "MHz", "mem_mhz": "MHz", "power_limit_w": "W"}
+_KNOBS = {"cpu_cores": "CPU cores", "cpu_mhz": "CPU", "gpu_mhz": "GPU", "mem_mhz": "Memory", "power_limit_w": "Limit"}
+
+
+class RunView:
+    """The newest of everything, the log for people, and power over time."""
+
+    def __init__(self) -> None:
+        self.trace = PowerTrace()
+        self.facts: dict[str, Any] = {"phase": "waiting", "at_s": 0.0, "measured": 0, "asked": None}
+        self.entries: deque[dict[str, Any]] = deque(maxlen=ENTRIES)
+        self.entry_count = 0
+        self.unreadable = 0  # lines of a kind that is known, and of a shape that is not
+
+    def apply(self, event: Event) -> None:
+        """Take in one line of the log; a kind that is not known is left out."""
+        kind = event["kind"]
+        try:
+            if kind == "power":
+                self.trace.add(event["at_s"], event["power_w"])
+                if event["at_s"]:
+                    self._pass_time(event["at_s"][-1])
+                return
+            entry = entry_of(event)
+            self._pass_time(event["at_s"])
+            fold = getattr(self, f"_on_{kind}", None)
+            if fold is not None:
+                fold(event)
+        except (KeyError, TypeError, ValueError, AttributeError, InputError):
+            self.unreadable += 1
+            return
+        if entry is not None:
+            self.entry_count += 1
+            self.entries.append({"number": self.entry_count, **entry})
+
+    def ask(self, budget: str) -> None:
+        """Remember a budget that was asked for until the run says what holds."""
+        asked_w = None if "=" in budget else parse_budget(budget).power_w
+        if asked_w is None or asked_w != self.facts.get("budget_w"):
+            self.facts["asked"] = {"budget": budget, "at_s": self.facts["at_s"]}
+
+    def shown(self) -> dict[str, Any]:
+        """The facts with what the trace adds to them."""
+        latest = self.trace.latest()
+        fresh = latest is not None and self.facts["at_s"] - latest.at_s < STALE_S
+        return {
+            **self.facts,
+            "power_w": latest.mean_w if latest and fresh else None,
+            "over_s": self.trace.over_s,
+            "unreadable": self.unreadable,
+        }
+
+    def lose(self) -> None:
+        """The process of the run is gone, and it did not say how it ended."""
+        if self.facts["phase"] == "running":
+            self.facts["phase"] = "gone"
+
+    def _pass_time(self, at_s: float) -> None:
+        self.facts["at_s"] = max(self.facts["at_s"], float(at_s))
+
+    def _on_start(self, event: Event) -> None:
+        self.facts |= {
+            "phase": "running",
+            "job": event["job"],
+            "device": event["device"]["name"],
+            "simulated": bool(event["simulated"]),
+            "workload": event["workload"]["name"],
+            "started_at": event["started_at"],
+            "budget_text": event["budget"],
+            "goal": event.get("goal"),
+            "target": event.get("target"),
+            "pid": event.get("pid"),
+            "state": "searching",
+        }
+
+    def _on_resume(self, event: Event) -> None:
+        self.facts |= {"phase": "running", "pid": event.get("pid"), "end": None, "time_left_s": None, "warning": None}
+
+    def _on_budget(self, event: Event) -> None:
+        self.trace.add_budget(event["at_s"], event["power_w"])
+        self.facts["budget_w"] = event["power_w"]
+        self.facts["budget_means"] = _means(event)
+        warning = self.facts.get("warning")
+        if warning is not None and event["at_s"] > warning["at_s"]:
+            self.facts["warning"] = None  # what was warned of may be over, and would be said again
+        if event["why"] == "changed":
+            self.facts["asked"] = None
+
+    def _on_setting(self, event: Event) -> None:
+        setting = setting_of(event["setting"])
+        self.facts |= {
+            "state": event["state"],
+            "why": event.get("why"),
+            "setting": {
+                "batch_size": setting.batch_size,
+                "knobs": [
+                    {"name": _KNOBS[name], "value": value, "unit": _UNITS[name]}
+                    for name, value in setting.mode.knobs().items()
+                ],
+            },
+        }
+
+    def _on_measured(self, event: Event) -> None:
+        del event
+        self.facts["measured"] += 1
+
+    def _on_plan(self, event: Event) -> None:
+        self.facts["reason"] = event["reason"]
+
+    def _on_progress(self, event: Event) -> None:
+        self.facts |= {name: event[name] for name in _CARRIED if name in event}
+        self.facts |= {"phase": "running", "state": event["state"]}
+
+    def _on_score(self, event: Event) -> None:
+        self.facts |= {"score": event["value"], "target": event.get("target", self.facts.get("target"))}
+
+    def _on_note(self, event: Event) -> None:
+        if event["level"] == "warning":
+            self.facts["warning"] = {"text": event["text"], "at_s": event["at_s"]}
+
+    def _on_end(self, event: Event) -> None:
+        self.facts |= {name: event[name] for name in ("energy_j", "samples", "steps") if event.get(name) is not None}
+        if event.get("score") is not None:
+            self.facts["score"] = event["score"]
+        end = {name: event.get(name) for name in ("outcome", "restored", "error")}
+        self.facts |= {"phase": "ended", "end": end | {"words": ended(event)}, "time_left_s": None, "asked": None}
+
+
+def _means(event: Event) -> str:
+    """What the watts of a budget bound, where it is not simply their mean."""
+    if event.get("watts") == "peak":
+        return "for peaks"
+    return f"as mean over {event['window_s']:g} s" if event.get("window_s") else ""

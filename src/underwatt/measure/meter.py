@@ -1,0 +1,293 @@
+"""The meter: samples a device's power in the background and takes the beats of a job.
+
+It can stay on for a whole training: a beat is one append, a sample one sensor reading each 100 ms, and a look at the
+last seconds costs no more after a day than after a minute. A reading that fails never becomes a number: one alone is
+missed, and counted as such; where they go on failing, that is raised to whoever asks for watts of the time.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+from itertools import takewhile
+from typing import TYPE_CHECKING, TypeVar
+
+import numpy as np
+
+from underwatt.errors import MeasureError, SensorError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from numpy.typing import NDArray
+    from typing_extensions import Self
+
+    from underwatt.device.base import Device
+    from underwatt.device.clock import Timer
+    from underwatt.records import PowerSample
+
+
+# Joules between readings of power: by the hardware's counter, unless there is none, or it has stopped.
+
+# A counter of joules that has not moved for so long, while power is read, has stopped.
+STOPPED_S = 2.0
+
+
+class Joules:
+    """Follows readings, one after the other."""
+
+    def __init__(self) -> None:
+        self._still_s = self._still_j = 0.0
+
+    def between(self, before: PowerSample, after: PowerSample) -> float:
+        """Joules from one reading to the next."""
+        seconds = after.at_s - before.at_s
+        read_j = (before.power_w + after.power_w) / 2 * seconds
+        if after.energy_j is None or before.energy_j is None or after.energy_j < before.energy_j:
+            return read_j
+        if after.energy_j > before.energy_j:
+            self._still_s = self._still_j = 0.0
+            return after.energy_j - before.energy_j
+        self._still_s += seconds
+        if self._still_s > STOPPED_S:
+            waiting_j, self._still_j = self._still_j, 0.0
+            return waiting_j + read_j
+        self._still_j += read_j
+        return 0.0
+
+
+SAMPLE_PERIOD_S = 0.1
+PEAK_PERCENTILE = 99.0  # peak watts = this percentile of the readings in a window
+KEEP_SAMPLES = 864_000  # a day at ten a second
+KEEP_BEATS = 1_000_000
+KEEP_ABSENCES = 10_000
+ABSENCE_SETTLES_S = 1.0  # readings after something else than training still tell of that
+STALE_PERIODS, STALE_S = 10, 1.0  # readings older than so many periods and this long are no readings of now
+BRIDGED_PERIODS = 4  # a gap between readings that worked may be this long
+COUNTER_TOLERANCE = 0.25  # between the hardware's energy counter and the readings, over a window
+COUNTER_MIN_READINGS = 10  # fewer do not tell a slow counter from a broken one
+
+
+@dataclass(frozen=True, slots=True)
+class Trace:
+    """Power over a stretch of time: readings, their times, and how many were missed."""
+
+    at_s: NDArray[np.float64]
+    power_w: NDArray[np.float64]
+    counter_j: NDArray[np.float64] | None  # the hardware's energy counter, where there is one
+    missed: int
+
+    def __len__(self) -> int:
+        return len(self.at_s)
+
+    @property
+    def peak_w(self) -> float:
+        """The stated percentile of the readings (see ``PEAK_PERCENTILE``)."""
+        return float(np.percentile(self.power_w, PEAK_PERCENTILE))
+
+    @property
+    def energy_j(self) -> float:
+        """Joules from the first reading to the last: by the hardware counter where there is one, else by trapezoid."""
+        if self.counter_j is not None:
+            return float(self.counter_j[-1] - self.counter_j[0])
+        return self.integrated_j
+
+    @property
+    def integrated_j(self) -> float:
+        """Joules from the first reading to the last by trapezoid, whether or not there is a counter."""
+        return float(np.sum((self.power_w[1:] + self.power_w[:-1]) / 2 * np.diff(self.at_s)))
+
+    def mean_watts(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """Times and watts to average: what the counter gained between readings, where there is one, else readings."""
+        if self.counter_j is None:
+            return self.at_s, self.power_w
+        return self.at_s[1:], np.diff(self.counter_j) / np.diff(self.at_s)
+
+    def part(self, first: int) -> Trace:
+        """The part from a reading on; missed readings are counted for the whole."""
+        counter = None if self.counter_j is None else self.counter_j[first:]
+        return Trace(self.at_s[first:], self.power_w[first:], counter, self.missed)
+
+
+class Meter:
+    """Use as ``with Meter(device) as meter: … meter.beat()`` after each step."""
+
+    def __init__(self, device: Device, period_s: float = SAMPLE_PERIOD_S) -> None:
+        if period_s <= 0:
+            raise MeasureError(f"The sampling period must be positive, not {period_s:g} s.")
+        self._device = device
+        self._period_s = period_s
+        self._now_s = device.clock.now_s
+        self._samples: deque[PowerSample] = deque(maxlen=KEEP_SAMPLES)
+        # A bare time is one step, which is what a training loop reports: its cost is one append.
+        self._beats: deque[float | tuple[float, int]] = deque(maxlen=KEEP_BEATS)
+        self.keep_beat = self._beats.append
+        self._pauses: deque[tuple[float, float]] = deque(maxlen=KEEP_BEATS)
+        self._absences: deque[tuple[float, float]] = deque(maxlen=KEEP_ABSENCES)
+        self._failing: tuple[float, SensorError] | None = None  # since the last reading that worked
+        self._failed: tuple[float, SensorError] | None = None  # the newest that left too long a gap
+        self._missed = 0
+        self._joules = Joules()
+        self.energy_j = 0.0  # drawn since the first reading, as far as it was read
+        self._listeners: list[Callable[[PowerSample], None]] = []
+        self._timer: Timer | None = None
+
+    def __enter__(self) -> Self:
+        self._device.read_power()  # a sensor that does not work is an error now, not an empty trace later
+        self._timer = self._device.clock.every(self._period_s, self._sample)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def beat(self) -> None:
+        """A step is complete, now."""
+        self.keep_beat(self._now_s())
+
+    def beat_at(self, at_s: float, steps: int = 1) -> None:
+        """Some steps were complete at a moment that somebody else noted."""
+        self.keep_beat(at_s if steps == 1 else (at_s, steps))
+
+    @property
+    def newest(self) -> PowerSample | None:
+        """The last reading that worked."""
+        return self._samples[-1] if self._samples else None
+
+    @property
+    def failure(self) -> SensorError | None:
+        """Why the newest failed reading failed."""
+        found = self._failing or self._failed
+        return found[1] if found else None
+
+    def readings_after(self, at_s: float) -> list[PowerSample]:
+        """The readings that worked after a moment, oldest first."""
+        return _newest(self._samples, lambda sample: sample.at_s > at_s)
+
+    def pause(self, begin_s: float, end_s: float) -> None:
+        """No step was under way for a while: that time belongs to none."""
+        self._pauses.append((begin_s, end_s))
+
+    def absence(self, begin_s: float, end_s: float) -> None:
+        """Something else than steps went on for a while, such as a test: neither its time nor its watts are theirs."""
+        self.pause(begin_s, end_s)
+        self._absences.append((begin_s, end_s))
+
+    def listen(self, listener: Callable[[PowerSample], None]) -> None:
+        """Have every reading handed on, from the sampling thread."""
+        self._listeners.append(listener)
+
+    def _sample(self) -> None:
+        try:
+            sample = self._device.read_power()
+        except SensorError as exc:
+            self._failing = (self._now_s(), exc)
+            return
+        except Exception as exc:  # noqa: BLE001 - whatever ends the sampling must reach whoever asks for watts
+            error = SensorError(f"The power of {self._device.info.name} cannot be read any more ({exc}).")
+            error.__cause__ = exc
+            self._failing = (self._now_s(), error)
+            return
+        newest = self.newest
+        gap_s = sample.at_s - newest.at_s if newest else 0.0
+        self.energy_j += self._joules.between(newest, sample) if newest else 0.0
+        self._missed += max(0, round(gap_s / self._period_s) - 1)
+        if self._failing is not None:
+            if gap_s > BRIDGED_PERIODS * self._period_s:
+                self._failed = self._failing
+            self._failing = None
+        self._samples.append(sample)
+        for listener in self._listeners:
+            listener(sample)
+
+    def trace(self, since_s: float = -np.inf) -> Trace:
+        """The readings from a moment on; raises the sensor's error where it failed for longer than a moment."""
+        if self._failed is not None and self._failed[0] >= since_s:
+            raise self._failed[1]
+        newest, failing = self.newest, self._failing
+        bridged_s = BRIDGED_PERIODS * self._period_s
+        if failing is not None and (newest is None or failing[0] - newest.at_s >= bridged_s):
+            raise failing[1]
+        if self._timer and newest and self._now_s() - newest.at_s > STALE_PERIODS * self._period_s + STALE_S:
+            raise SensorError(
+                f"The power of {self._device.info.name} was last read {self._now_s() - newest.at_s:.1f} s ago.",
+                hint="The sensor hangs, or this machine is too busy to sample it.",
+            )
+        samples = _newest(self._samples, lambda sample: sample.at_s >= since_s)
+        at_s = np.array([sample.at_s for sample in samples])
+        power_w = np.array([sample.power_w for sample in samples])
+        counter_j = None
+        if samples and all(sample.energy_j is not None for sample in samples):
+            counter_j = _sound_counter(at_s, power_w, np.array([sample.energy_j for sample in samples], float))
+        return Trace(at_s, power_w, counter_j, self._missed)
+
+    def step_times(self, since_s: float = -np.inf) -> NDArray[np.float64]:
+        """How long each step took, pauses left out, for beats from a moment on; the first beat only starts the watch.
+
+        A beat that stands for several steps gives each of them the same share of its time.
+        """
+        beats = _newest(self._beats, lambda beat: (beat[0] if isinstance(beat, tuple) else beat) >= since_s)
+        if len(beats) < 2:
+            return np.empty(0)
+        pairs = [beat if isinstance(beat, tuple) else (beat, 1) for beat in beats]
+        at_s = np.array([at for at, _ in pairs])
+        steps = np.array([count for _, count in pairs[1:]])
+        return np.repeat((np.diff(at_s) - np.diff(self.paused_s(at_s))) / steps, steps)
+
+    def present_from(self, at_s: NDArray[np.float64]) -> NDArray[np.bool_]:
+        """Which moments lie outside of absences, and long enough after one for a sensor to have settled."""
+        present = np.ones(len(at_s), dtype=bool)
+        for begin_s, end_s in _newest(self._absences, lambda absence: len(at_s) > 0 and absence[1] > at_s[0]):
+            present &= (at_s < begin_s) | (at_s >= end_s + ABSENCE_SETTLES_S)
+        return present
+
+    def paused_s(self, at_s: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Seconds paused until each moment, counted from the first of them."""
+        pauses = _newest(self._pauses, lambda pause: pause[1] > at_s[0]) if len(at_s) else []
+        if not pauses:
+            return np.zeros(len(at_s))
+        ends = np.array(pauses).ravel()  # begin, end, begin, end, …: paused time grows from each begin to its end
+        grown = np.cumsum(np.diff(ends, prepend=ends[0]) * (np.arange(len(ends)) % 2))
+        until = np.interp(at_s, ends, grown)
+        return np.asarray(until - until[0])
+
+
+_Item = TypeVar("_Item")
+
+
+def _newest(items: deque[_Item], wanted: Callable[[_Item], bool]) -> list[_Item]:
+    """The items at the end that are wanted, oldest first; a sampling thread may append meanwhile."""
+    while True:
+        try:
+            return list(takewhile(wanted, reversed(items)))[::-1]
+        except RuntimeError:  # the deque grew while it was read
+            continue
+
+
+def _sound_counter(
+    at_s: NDArray[np.float64], power_w: NDArray[np.float64], counter_j: NDArray[np.float64]
+) -> NDArray[np.float64] | None:
+    """The energy counter, unless it stands still, runs backwards, or contradicts the readings: then they count."""
+    gained_j = counter_j[-1] - counter_j[0]
+    if len(counter_j) < COUNTER_MIN_READINGS:
+        return counter_j
+    expected_j = float(np.mean(power_w)) * (at_s[-1] - at_s[0])
+    sound = bool(np.all(np.diff(counter_j) >= 0)) and abs(gained_j / expected_j - 1) <= COUNTER_TOLERANCE
+    return counter_j if sound else None
+
+
+# What a device draws while no step is under way: what pauses are reckoned with.
+
+SETTLE_S = 1.0
+WATCH_S = 1.0
+
+
+def measure_idle(device: Device, watch_s: float = WATCH_S) -> float:
+    """Mean power over a moment in which nothing is trained; whoever calls sees to that."""
+    with Meter(device, SAMPLE_PERIOD_S) as meter:
+        device.clock.sleep(SETTLE_S + watch_s)
+        trace = meter.trace(device.clock.now_s() - watch_s)
+    if len(trace) < 2:
+        raise SensorError(f"{device.info.name} gave no power reading in {watch_s:g} s.")
+    return trace.energy_j / float(trace.at_s[-1] - trace.at_s[0])

@@ -1,0 +1,290 @@
+"""A plan from predictions: the best setting that keeps the budget at an accepted risk, and what surrounds it."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from underwatt.errors import BudgetError, InputError
+from underwatt.planning.problem import BOUND_SLACK, Goal, Outlook, rows_of
+from underwatt.predict.design import fits_memory
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import ArrayLike, NDArray
+
+    from underwatt.budget import Budget
+    from underwatt.planning.problem import Problem
+    from underwatt.records import Measurement, Prediction, Setting
+
+
+# The settings that no other setting beats in time, power and energy at once.
+
+
+def front(time_s: ArrayLike, power_w: ArrayLike) -> NDArray[np.intp]:
+    """Rows on the Pareto front, the fastest first.
+
+    Energy is time × power: a setting that another beats in both is beaten in energy too, so the front of time and
+    power is the front of all three. Rows without a finite time or power are never on it; of equal rows one is.
+    """
+    time, power = np.asarray(time_s, dtype=float), np.asarray(power_w, dtype=float)
+    known = np.flatnonzero(np.isfinite(time) & np.isfinite(power))
+    order = known[np.lexsort((power[known], time[known]))]
+    lowest_before = np.concatenate([[np.inf], np.minimum.accumulate(power[order])[:-1]])
+    return np.asarray(order[power[order] < lowest_before]) if len(order) else order
+
+
+# Candidates that were measured count as measured: what was read replaces what was predicted.
+
+# A setting measured once is known about this well, in log units, where its own interval was not recorded.
+READING_STD = 0.005
+LEAST_STD = 1e-4
+# Whether a measured setting keeps the watts is no matter of chance: its interval is in what it is taken to draw.
+MEASURED_STD = 1e-10
+
+
+def outlook_as_known(
+    problem: Problem, prediction: Prediction, measurements: Sequence[Measurement]
+) -> tuple[Outlook, NDArray[np.bool_]]:
+    """The outlook with measured candidates as they were measured, and which those are.
+
+    Repeats count with their mean, except for the watts that the budget bounds: there the highest counts, its interval
+    included.
+    """
+    columns = {name: np.array(getattr(prediction, name)) for name in prediction.__dataclass_fields__}
+    measured = np.zeros(len(problem), dtype=bool)
+    highest_w: list[tuple[NDArray[np.intp], float]] = []
+    for setting, same in _repeats(measurements).items():
+        rows = rows_of(problem.candidates, setting)
+        measured[rows] = True
+        for name in ("step_s", "power_w"):
+            columns[f"log_{name}"][rows] = np.log([getattr(m, name) for m in same]).mean()
+            columns[f"log_{name}_std"][rows] = _std(same, name)
+        if problem.budget.power_w is not None:
+            highest_w.append((rows, max(problem.budget.drawn_w(m) for m in same)))
+    outlook = Outlook.without_pauses(problem, replace(prediction, **columns), measurements)
+    log_drawn_w, drawn_std = np.array(outlook.log_drawn_w), np.array(outlook.drawn_std)
+    for rows, drawn_w in highest_w:
+        log_drawn_w[rows], drawn_std[rows] = math.log(drawn_w), MEASURED_STD
+    return replace(outlook, log_drawn_w=log_drawn_w, drawn_std=drawn_std).with_pauses(problem), measured
+
+
+def without_repeats(measurements: Sequence[Measurement]) -> tuple[Measurement, ...]:
+    """One measurement a setting, in the order of the first: usable repeats become their mean."""
+    return tuple(
+        same[0]
+        if len(same) == 1
+        else replace(
+            same[0],
+            step_s=sum(m.step_s for m in same) / len(same),
+            power_w=sum(m.power_w for m in same) / len(same),
+            peak_w=max(m.peak_w for m in same),
+        )
+        for same in _repeats(measurements).values()
+    )
+
+
+def _repeats(measurements: Sequence[Measurement]) -> dict[Setting, list[Measurement]]:
+    repeats: dict[Setting, list[Measurement]] = {}
+    for measurement in measurements:
+        if measurement.usable:
+            repeats.setdefault(measurement.setting, []).append(measurement)
+    return repeats
+
+
+def _std(same: Sequence[Measurement], name: str) -> float:
+    widths = [getattr(m, f"{name}_ci95") / 1.96 / getattr(m, name) for m in same]
+    known = [width for width in widths if math.isfinite(width)]
+    once = math.sqrt(sum(width**2 for width in known) / len(known)) if known else READING_STD
+    return max(once / math.sqrt(len(same)), LEAST_STD)
+
+
+RISK = 0.05
+INTERVAL = 0.9
+
+
+@dataclass(frozen=True, slots=True)
+class Interval:
+    """An expected value, and the bounds that hold the truth nine times in ten."""
+
+    expected: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True, slots=True)
+class Expectation:
+    """What one setting is expected to take to the target; ``chance_over`` is its chance to break the budget."""
+
+    setting: Setting
+    time_s: Interval
+    power_w: Interval  # mean power
+    energy_j: Interval
+    chance_over: float
+    measured: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """The chosen setting, what it is expected to take, its neighbours on the front, and why it was chosen."""
+
+    chosen: Expectation
+    budget: Budget
+    goal: Goal
+    risk: float  # the accepted chance to break the budget
+    faster: Expectation | None  # the next faster setting on the front: it draws more
+    thriftier: Expectation | None  # the next one on the front that draws less: it is slower
+    front: tuple[Expectation, ...]  # from the fastest to the one that draws least
+    reason: str
+
+    @property
+    def setting(self) -> Setting:
+        """Power mode and batch size to train with."""
+        return self.chosen.setting
+
+
+def choose_setting(
+    problem: Problem, prediction: Prediction, *, measurements: Sequence[Measurement] = (), risk: float = RISK
+) -> Plan:
+    """Choose among the candidates by predictions, one for each; measured settings count as measured.
+
+    A setting is taken only where its chance to break the budget is at most ``risk``. Batch sizes that ran out of memory
+    are left out. Raises ``BudgetError``, naming the smallest feasible budget, where no setting is left.
+    """
+    if not 0 < risk < 1:
+        raise InputError(f"The accepted risk must lie between 0 and 1, not {risk:g}.", hint="Try 0.05.")
+    table = _Table(problem, prediction, measurements)
+    allowed = table.runs & (table.chance >= 1 - risk)
+    if not np.any(allowed):
+        raise _infeasible(table, risk)
+    return table.plan(allowed, f"at a risk of at most {100 * risk:g}%", risk)
+
+
+def choose_measured(problem: Problem, prediction: Prediction, measurements: Sequence[Measurement]) -> Plan:
+    """The plan of the best setting that was measured and kept the budget: what a search ends with.
+
+    Predictions, one for each candidate, only serve to show the front around it.
+    """
+    table = _Table(problem, prediction, measurements)
+    allowed = table.runs & table.measured & table.outlook.keeps(problem.budget)
+    if not np.any(allowed):
+        raise BudgetError(
+            f"No measured setting keeps the budget of {problem.budget}.",
+            hint="Measure more settings, or raise the budget.",
+        )
+    return table.plan(allowed, "when measured", 0.5)
+
+
+class _Table:
+    """The candidates as they are known, and plans that choose among some of them."""
+
+    def __init__(self, problem: Problem, prediction: Prediction, measurements: Sequence[Measurement]) -> None:
+        if len(prediction) != len(problem):
+            raise InputError(f"{len(prediction)} predictions cannot describe {len(problem)} candidates.")
+        self.problem = problem
+        self.outlook, self.measured = outlook_as_known(problem, prediction, measurements)
+        self.runs = fits_memory(problem.candidates, measurements) & np.isfinite(self.outlook.log_time_s)
+        if not np.any(self.runs):
+            raise InputError("Every batch size to choose from runs out of memory.", hint="Offer smaller batch sizes.")
+        self.chance = self.outlook.chance_to_fit(problem.budget)
+
+    def plan(self, allowed: NDArray[np.bool_], how: str, risk: float) -> Plan:
+        """The best of the allowed candidates, with its surroundings."""
+        problem, outlook = self.problem, self.outlook
+        score, _ = outlook.log_score(problem.goal)
+        row = int(np.argmin(np.where(allowed, score, np.inf)))
+        describe = _Describer(problem, outlook, self.chance, self.measured)
+        rows = front(np.where(self.runs, outlook.log_time_s, np.inf), outlook.log_power_w)
+        return Plan(
+            chosen=describe(row),
+            budget=problem.budget,
+            goal=problem.goal,
+            risk=risk,
+            faster=_describe_first(describe, rows[::-1], outlook.log_time_s < outlook.log_time_s[row]),
+            thriftier=_describe_first(describe, rows, outlook.log_power_w < outlook.log_power_w[row]),
+            front=tuple(describe(int(at)) for at in rows),
+            reason=_reason(problem, describe(row), int(allowed.sum()), how),
+        )
+
+
+class _Describer:
+    """Rows as records."""
+
+    def __init__(
+        self, problem: Problem, outlook: Outlook, chance: NDArray[np.float64], measured: NDArray[np.bool_]
+    ) -> None:
+        self._problem, self._chance, self._measured = problem, chance, measured
+        self._time = outlook.log_time_s, outlook.log_median_time_s, outlook.time_std
+        self._power = outlook.log_power_w, outlook.log_power_w, outlook.power_std
+        self._energy = outlook.log_energy_j, outlook.log_median_energy_j, outlook.energy_std
+
+    def __call__(self, row: int) -> Expectation:
+        return Expectation(
+            setting=self._problem.candidates[row],
+            time_s=_interval(*(column[row] for column in self._time)),
+            power_w=_interval(*(column[row] for column in self._power)),
+            energy_j=_interval(*(column[row] for column in self._energy)),
+            chance_over=float(1 - self._chance[row]),
+            measured=bool(self._measured[row]),
+        )
+
+
+def _interval(log_expected: float, log_median: float, std: float) -> Interval:
+    reach = quantile(0.5 + INTERVAL / 2) * std
+    return Interval(math.exp(log_expected), math.exp(log_median - reach), math.exp(log_median + reach))
+
+
+def _describe_first(describe: _Describer, rows: NDArray[np.intp], where: NDArray[np.bool_]) -> Expectation | None:
+    matching = rows[where[rows]]
+    return describe(int(matching[0])) if len(matching) else None
+
+
+def _infeasible(table: _Table, risk: float) -> BudgetError:
+    """Which bound cannot be kept, and the smallest that could."""
+    budget, z = table.problem.budget, quantile(1 - risk)
+    keeps = table.runs
+    for bound in table.outlook.bounds(budget):
+        value = bound.log_median + z * bound.std - BOUND_SLACK
+        row = int(np.argmin(np.where(keeps, value, np.inf)))
+        smallest = float(np.exp(value[row]))
+        keeps = keeps & (value <= math.log(bound.most))
+        if not np.any(keeps):
+            named = f"{_round_up(smallest)} {bound.unit}"
+            known = "measured" if table.measured[row] else "predicted, its uncertainty included"
+            return BudgetError(
+                f"No setting keeps the budget of {budget} with {100 * (1 - risk):g}% certainty: "
+                f"the smallest feasible {bound.name} is {named} ({known}).",
+                hint=f"Raise the {bound.name} of the budget to {named}, accept a higher risk, or measure "
+                "more settings: what was measured needs no margin.",
+            )
+    return BudgetError(
+        f"No setting keeps all of {budget} together with {100 * (1 - risk):g}% certainty.",
+        hint="Each bound can be kept by itself: raise one of them, or accept a higher risk.",
+    )
+
+
+def _round_up(value: float) -> str:
+    """Three figures, never below the value: a budget set to it is feasible."""
+    step = 10.0 ** (math.floor(math.log10(value)) - 2)
+    return f"{math.ceil(value / step) * step:.6g}"
+
+
+def _reason(problem: Problem, chosen: Expectation, allowed: int, how: str) -> str:
+    if problem.goal is Goal.LEAST_ENERGY:
+        aim = "reaches the target with the least energy"
+    else:
+        aim = "reaches the target soonest" if problem.to_target else "trains the most samples a second"
+    known = "it was measured" if chosen.measured else f"its own risk is {100 * chosen.chance_over:.1f}%"
+    among = f"of the {allowed:,} (of {len(problem):,}) settings that keep {problem.budget} {how}"
+    return f"{chosen.setting} {aim} {among}; {known}."
+
+
+def quantile(probability: float) -> float:
+    """The value that a standard normal variable stays below with this probability."""
+    from scipy.special import ndtri
+
+    return float(ndtri(probability))

@@ -1,0 +1,336 @@
+"""A report from what is known: every figure that the data allow, and for the others what would provide them."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from underwatt import __version__
+from underwatt.convergence.curve import fit_convergence, targets_of
+from underwatt.errors import UnderwattError
+from underwatt.predict.validate import Z90, hold_back, judge
+from underwatt.reports.figures import Checked, Convergence, Decision, Measurements, Missing, Parity, Report, Title
+from underwatt.reports.plan_figures import (
+    decide,
+    energy_by_setting,
+    front_figure,
+    heat_maps,
+    make_plan,
+    measured_message,
+)
+from underwatt.reports.run_figures import energy_figures, happened, trace_figure
+from underwatt.reports.sources import setting_of
+from underwatt.reports.words import figures
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from numpy.typing import NDArray
+
+    from underwatt.budget import Budget
+    from underwatt.convergence.curve import ConvergenceCurve
+    from underwatt.predict.base import SettingArray
+    from underwatt.records import ConvergenceRun, Measurement, PowerMode, Profile, Setting
+    from underwatt.reports.plan_figures import Planned
+    from underwatt.runlog.record import RunRecord
+
+
+# Figures that let a reader check what a plan rests on: samples to the target, and predicted against measured.
+
+# Ten fits to a thousand settings take most of a minute; so many say as much about the predictions.
+MOST_CHECKED = 250
+CURVE_POINTS = 60
+
+
+def convergence_figure(
+    runs: Sequence[ConvergenceRun], curve: ConvergenceCurve, batch_sizes: Sequence[int], chosen_batch_size: int | None
+) -> Convergence:
+    """Trainings and the fitted curve, over the batch sizes that were trained with or may be chosen."""
+    of_target = tuple(run for run in runs if run.target == curve.target)
+    sizes = sorted({run.batch_size for run in of_target} | set(batch_sizes))
+    fine = np.geomspace(sizes[0], sizes[-1], CURVE_POINTS).round().astype(int).tolist()
+    asked = sorted({*sizes, *fine})
+    mean, _ = curve.predict(asked)
+    low, high = curve.interval(asked)
+    reachable = [at for at, value in enumerate(mean) if math.isfinite(value)]
+    best = min(reachable, key=lambda at: float(mean[at]))
+    seeds = len({run.seed for run in of_target})
+    never = sorted({run.batch_size for run in of_target} - {run.batch_size for run in of_target if run.reached})
+    message = (
+        f"From {len(of_target)} trainings at {len({r.batch_size for r in of_target})} batch sizes "
+        f"({seeds} seed{'s' if seeds != 1 else ''}): reaching {curve.target:g} takes the fewest samples, about "
+        f"{figures(math.exp(mean[best]))}, near batch size {asked[best]}."
+    )
+    if chosen_batch_size is not None and math.isfinite(at_chosen := float(curve.predict([chosen_batch_size])[0][0])):
+        message += f" The choice, {chosen_batch_size}, takes about {figures(math.exp(at_chosen))}."
+    if never:
+        message += f" Never reached at {', '.join(map(str, never))}."
+    return Convergence(
+        target=curve.target,
+        runs=of_target,
+        batch_sizes=tuple(asked[at] for at in reachable),
+        samples=tuple(float(np.exp(mean[at])) for at in reachable),
+        low=tuple(float(low[at]) for at in reachable),
+        high=tuple(float(high[at]) for at in reachable),
+        chosen_batch_size=chosen_batch_size,
+        message=message,
+    )
+
+
+def parity_figure(
+    measurements: Sequence[Measurement], references: Sequence[Profile] = (), *, most: int = MOST_CHECKED
+) -> Parity:
+    """Every measured setting (of very many: some, spread evenly) predicted from the others."""
+    usable = [m for m in measurements if m.usable]
+    settings = list(dict.fromkeys(m.setting for m in usable))
+    rows = np.unique(np.linspace(0, len(settings) - 1, min(most, len(settings))).round().astype(int))
+    checked = {settings[row] for row in rows.tolist()}
+    held = hold_back([m for m in usable if m.setting in checked], references)
+    verdict = judge(held, "underwatt")
+    predicted = held.predicted
+    step_s = _checked(
+        "step_s",
+        np.array([m.step_s for m in held.measurements]),
+        predicted.log_step_s,
+        predicted.log_step_s_std,
+        verdict.time_mape,
+        verdict.time_cover90,
+    )
+    power_w = _checked(
+        "power_w",
+        np.array([m.power_w for m in held.measurements]),
+        predicted.log_power_w,
+        predicted.log_power_w_std,
+        verdict.power_mape,
+        verdict.power_cover90,
+    )
+    return Parity(
+        settings=tuple(m.setting for m in held.measurements),
+        step_s=step_s,
+        power_w=power_w,
+        measured=len(settings),
+        grade=verdict.grade,
+        message=verdict.verdict,
+    )
+
+
+def _checked(
+    quantity: str,
+    measured: NDArray[np.float64],
+    mean: NDArray[np.float64],
+    std: NDArray[np.float64],
+    mean_error: float,
+    covered: float,
+) -> Checked:
+    low, middle, high = (tuple(np.exp(mean + z * std).tolist()) for z in (-Z90, 0.0, Z90))
+    return Checked(quantity, tuple(measured.tolist()), middle, low, high, mean_error, covered)
+
+
+_RUN = "underwatt run JOB --budget 10W"
+
+
+def build_report(
+    profile: Profile,
+    candidates: SettingArray | None,
+    *,
+    made_at: str,
+    convergence: Sequence[ConvergenceRun] = (),
+    target: float | None = None,
+    budget: Budget | None = None,
+    record: RunRecord | None = None,
+    references: Sequence[Profile] = (),
+    stock_modes: Mapping[str, PowerMode] | None = None,
+) -> Report:
+    """Every figure of a workload on a device.
+
+    ``candidates`` are the settings to choose from (``None``: too little was measured to choose), ``convergence`` the
+    runs of the workload, ``record`` one training of it.
+    """
+    missing: list[Missing] = []
+    curve = _curve(convergence, target, missing)
+    planned = _planned(profile, candidates, budget, curve, record, references, stock_modes, missing)
+    report = Report(
+        title=_title(profile, budget, None if record is None else record.start["target"], made_at),
+        decision=None,
+        happened="" if record is None else happened(record),
+        front=None,
+        time_map=None,
+        power_map=None,
+        convergence=None,
+        parity=None,
+        trace=None,
+        energy_over_time=None,
+        energy_spent=None,
+        energy_by_setting=None,
+        measurements=_measurements(profile),
+        assumptions=_assumptions(profile, planned, record, references, curve),
+        missing=(),
+    )
+    if planned is not None:
+        sentence, key_figures = decide(planned, None if curve is None else curve.target)
+        front = front_figure(planned)
+        time_map, power_map = heat_maps(planned) or (None, None)
+        report = replace(
+            report,
+            decision=Decision(sentence, planned.reason, key_figures),
+            front=front,
+            time_map=time_map,
+            power_map=power_map,
+            energy_by_setting=energy_by_setting(planned, front),
+        )
+    if curve is not None:
+        sizes = () if candidates is None else sorted({int(size) for size in candidates.batch_size})
+        chosen = None if planned is None else planned.chosen.setting.batch_size
+        report = replace(report, convergence=convergence_figure(convergence, curve, sizes, chosen))
+    try:
+        report = replace(report, parity=parity_figure(profile.measurements, references))
+    except UnderwattError as exc:
+        missing.append(Missing("Predicted against measured", exc.message, "underwatt profile JOB"))
+    report = _with_run(report, record, planned, budget, missing)
+    return replace(report, missing=tuple(missing))
+
+
+def _title(profile: Profile, budget: Budget | None, target: float | None, made_at: str) -> Title:
+    return Title(
+        workload=profile.workload.name,
+        device=profile.device.name,
+        simulated=profile.device.simulated,
+        budget="" if budget is None else str(budget),
+        target=target,
+        made_at=made_at,
+        version=__version__,
+    )
+
+
+def _curve(runs: Sequence[ConvergenceRun], target: float | None, missing: list[Missing]) -> ConvergenceCurve | None:
+    if not runs:
+        missing.append(
+            Missing("Convergence", "No convergence runs of this workload are stored.", "underwatt converge JOB")
+        )
+        return None
+    made_for = targets_of(runs)
+    if target is not None and target not in made_for:
+        made = ", ".join(f"{one:g}" for one in made_for)
+        why = f"The convergence runs are for {made}, the target is {target:g}: times are those of one sample."
+        missing.append(Missing("Convergence", why, "underwatt converge JOB"))
+        return None
+    try:
+        return fit_convergence(runs, runs[-1].target if target is None else target)
+    except UnderwattError as exc:
+        missing.append(Missing("Convergence", exc.message, "underwatt converge JOB"))
+        return None
+
+
+def _planned(
+    profile: Profile,
+    candidates: SettingArray | None,
+    budget: Budget | None,
+    curve: ConvergenceCurve | None,
+    record: RunRecord | None,
+    references: Sequence[Profile],
+    stock_modes: Mapping[str, PowerMode] | None,
+    missing: list[Missing],
+) -> Planned | None:
+    section = "Decision, front, heat maps and energy"
+    if candidates is None:
+        missing.append(Missing(section, "Too few settings were measured to predict others.", "underwatt profile JOB"))
+        return None
+    if budget is None:
+        missing.append(Missing(section, "No budget was given.", "underwatt report --budget 10W"))
+        return None
+    decided = None if record is None else decided_by(record, budget)
+    idle_w = None if record is None else record.start.get("idle_w")
+    try:
+        return make_plan(
+            profile,
+            candidates,
+            budget,
+            curve,
+            references=references,
+            stock_modes=stock_modes,
+            decided=decided,
+            idle_w=idle_w,
+        )
+    except UnderwattError as exc:
+        missing.append(Missing(section, str(exc), "underwatt report --budget 10W"))
+        return None
+
+
+def decided_by(record: RunRecord, budget: Budget) -> tuple[Setting, str] | None:
+    """What a run chose last under this budget, and why."""
+    plans = [
+        plan
+        for plan in record.of("plan")
+        if budget.power_w is None or float(record.budget_at([plan["at_s"]])[0]) == budget.power_w
+    ]
+    return (setting_of(plans[-1]["chosen"]), str(plans[-1]["reason"])) if plans else None
+
+
+def _measurements(profile: Profile) -> Measurements | None:
+    rows = profile.measurements
+    if not rows:
+        return None
+    knobs = tuple(dict.fromkeys(knob for row in rows for knob in row.setting.mode.knobs()))
+    cost_s = sum(row.cost_s for row in rows)
+    return Measurements(knobs, rows, measured_message(len(rows), len(profile.usable()), cost_s))
+
+
+def _with_run(
+    report: Report, record: RunRecord | None, planned: Planned | None, budget: Budget | None, missing: list[Missing]
+) -> Report:
+    section = "Power and energy over time"
+    if record is None:
+        missing.append(Missing(section, "There is no run to show.", _RUN))
+        return report
+    trace = trace_figure(record)
+    if trace is None:
+        missing.append(Missing(section, "The run logged no power.", _RUN))
+        return report
+    expected_j = planned.chosen.energy_j.expected if planned is not None and planned.per == "target" else None
+    over_time, spent = energy_figures(record, expected_j, budget) or (None, None)
+    return replace(report, trace=trace, energy_over_time=over_time, energy_spent=spent)
+
+
+def _assumptions(
+    profile: Profile,
+    planned: Planned | None,
+    record: RunRecord | None,
+    references: Sequence[Profile],
+    curve: ConvergenceCurve | None,
+) -> tuple[str, ...]:
+    found = []
+    if profile.device.simulated:
+        found.append(
+            f"{profile.device.name} is simulated: its times, watts and joules come from a model of the board, "
+            "not from hardware."
+        )
+    if record is not None and record.start["simulated"]:
+        found.append("The run's seconds are simulated seconds.")
+    if planned is not None:
+        chosen = (
+            "The run held settings that it had measured. One that was not measured counts as keeping the budget"
+            if planned.by_run
+            else "A setting that was not measured may be chosen"
+        )
+        found.append(
+            f"{chosen} where its predicted risk to exceed the budget is at most {100 * planned.plan.risk:g}%; bands "
+            "and intervals hold the truth nine times in ten."
+        )
+        if planned.per == "sample":
+            found.append(
+                "No convergence runs for this target: every batch size is taken to need the same number of samples, so "
+                "times are those of one sample."
+            )
+    if curve is not None:
+        found.append(
+            "Samples to the target come from training on the data given to `underwatt converge`; other data may need "
+            "another number."
+        )
+    for reference in references:
+        simulated = " (simulated)" if reference.device.simulated else ""
+        found.append(f"Predictions may lean on {reference.workload.name} on {reference.device.name}{simulated}.")
+    found.append("Measured time and power are taken to hold for the whole training: same data, same cooling.")
+    return tuple(found)

@@ -1,0 +1,276 @@
+"""Drawings of a run: its power against the budget, and where its energy went."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+from underwatt.reports.draw_plan import (
+    ACCENT,
+    BAND,
+    INK,
+    LINE,
+    OVER,
+    QUIET,
+    axis,
+    drawing,
+    label,
+    line,
+    log_axis,
+    points,
+    vertical,
+)
+from underwatt.reports.words import bound, counted, duration, energy, energy_unit, figures, time_unit
+
+if TYPE_CHECKING:
+    from underwatt.records import Setting
+    from underwatt.reports.draw_plan import Drawing
+    from underwatt.reports.figures import Checked, Convergence, EnergyBySetting, EnergyOverTime, EnergySpent, PowerTrace
+
+
+MOST_BARS = 10
+LONGEST_BRIEF = 30  # letters of a name on a phone
+
+
+def draw_trace(trace: PowerTrace) -> Drawing:
+    """Power over time: readings, the mean of stretches, the budget as a step line, readings above it."""
+    unit_s, unit = time_unit(trace.at_s[-1])
+    traces: list[dict[str, Any]] = [
+        _over_time(trace.at_s, trace.power_w, unit_s, color="var(--faint)", width=1),
+        _over_time(trace.mean_at_s, trace.mean_w, unit_s, color=ACCENT, width=2),
+    ]
+    labels = []
+    if trace.budget_w:
+        at_s, budget_w = [*trace.budget_at_s, trace.at_s[-1]], [*trace.budget_w, trace.budget_w[-1]]
+        steps = _over_time(at_s, budget_w, unit_s, color=INK, width=1.5)
+        steps["line"] |= {"dash": "dash", "shape": "hv"}
+        traces.append(steps)
+        last_w = None
+        for step_s, step_w in zip(trace.budget_at_s, trace.budget_w, strict=True):
+            if step_w != last_w:
+                text = f"budget {bound(step_w)}"
+                labels.append(label(text, step_s / unit_s, step_w, bound(step_w), xanchor="left", yanchor="bottom"))
+            last_w = step_w
+    traces.append(
+        {
+            "type": "scatter",
+            "mode": "markers",
+            "x": [at / unit_s for at in trace.over_at_s],
+            "y": list(trace.over_power_w),
+            "marker": {"size": 4, "color": OVER},
+            "hovertemplate": "%{y:.3g} W, above the budget<extra></extra>",
+        }
+    )
+    told = ", simulated" if trace.simulated else ""
+    return drawing(
+        traces,
+        height=360,
+        xaxis=axis(f"Time ({unit}{told})"),
+        yaxis=axis(f"Power (W{told})", rangemode="tozero"),
+        annotations=labels,
+    )
+
+
+def draw_energy(found: EnergyOverTime) -> Drawing:
+    """Energy over time."""
+    unit_s, unit = time_unit(found.at_s[-1])
+    largest = max(found.energy_j[-1], found.expected_j or 0.0)
+    unit_j, unit_name = energy_unit(largest)
+    traces = [_over_time(found.at_s, [value / unit_j for value in found.energy_j], unit_s, color=ACCENT, width=2)]
+    labels, shapes = [], []
+    expected = f"expected to the target with {found.expected_under} all along"
+    for name, value in ((expected, found.expected_j), ("budget", found.budget_j)):
+        if value is not None:
+            shapes.append(
+                {
+                    "type": "line",
+                    "x0": 0,
+                    "x1": 1,
+                    "xref": "paper",
+                    "y0": value / unit_j,
+                    "y1": value / unit_j,
+                    "line": {"color": QUIET, "width": 1.5, "dash": "dash"},
+                }
+            )
+            text = f"{name}: {energy(value)}"
+            labels.append(label(text, 0, value / unit_j, xref="paper", xanchor="left", yanchor="bottom", xshift=4))
+    told = ", simulated" if found.simulated else ""
+    return drawing(
+        traces,
+        height=320,
+        xaxis=axis(f"Time ({unit}{told})"),
+        yaxis=axis(f"Energy ({unit_name}{told})", rangemode="tozero"),
+        annotations=labels,
+        shapes=shapes,
+    )
+
+
+def draw_spent(found: EnergySpent) -> Drawing:
+    """Energy of a run by setting: the largest parts, and all others together."""
+    shown = found.shares if len(found.shares) <= MOST_BARS else found.shares[: MOST_BARS - 1]
+    bars = []
+    for share in shown:
+        text = f"{energy(share.energy_j)}, {duration(share.time_s)}"
+        bars.append((f"{share.setting}  ·  {text}", f"{short(share.setting)} · {text}", share.energy_j))
+    rest = found.shares[len(shown) :]
+    if rest:
+        joules, seconds = sum(share.energy_j for share in rest), sum(share.time_s for share in rest)
+        text = f"{counted(len(rest), 'other setting')} · {energy(joules)}, {duration(seconds)}"
+        bars.append((text, text, joules))
+    return _bars(bars)
+
+
+def draw_energy_by_setting(found: EnergyBySetting) -> Drawing:
+    """Expected energy of the choice and of what others would choose."""
+    spent_j = found.chosen.energy_j.expected
+    bars = [
+        (f"the choice: {found.chosen.setting}  ·  {energy(spent_j)}", f"the choice · {energy(spent_j)}", spent_j),
+    ]
+    for other in found.others:
+        over = other.choice.fits == "over"
+        joules = energy(other.choice.energy_j)
+        text = f"{joules} in {duration(other.choice.time_s)}{', over the budget' if over else ''}"
+        brief = f"{other.letter}: {_cut(other.label, LONGEST_BRIEF)} · {joules}{', over' if over else ''}"
+        bars.append((f"{other.letter}: {other.choice.name}  ·  {text}", brief, other.choice.energy_j))
+    return _bars(bars)
+
+
+def _cut(text: str, longest: int) -> str:
+    return text if len(text) <= longest else f"{text[: longest - 1].rstrip()}…"
+
+
+def short(setting: Setting) -> str:
+    """A setting for a narrow screen: batch size and the knob that matters most."""
+    mode = setting.mode
+    if mode.gpu_mhz is not None:
+        return f"batch {setting.batch_size}, GPU {mode.gpu_mhz:g}"
+    return f"batch {setting.batch_size}" + (f", {mode.power_limit_w:g} W" if mode.power_limit_w else "")
+
+
+def _bars(bars: list[tuple[str, str, float]]) -> Drawing:
+    """Bars from the left, each with its words above itself, for a wide screen and for a phone."""
+    largest = max(value for _, _, value in bars) or 1.0
+    count = len(bars)
+    labels = []
+    for at, (text, brief, _) in enumerate(bars):
+        row = count - 1 - at
+        labels.append(
+            label(
+                text,
+                0,
+                row,
+                brief,
+                xanchor="left",
+                yanchor="bottom",
+                yshift=7,
+                font={"color": INK, "size": 12},
+            )
+        )
+    return drawing(
+        [
+            {
+                "type": "bar",
+                "orientation": "h",
+                "x": [value / largest for _, _, value in bars],
+                "y": list(range(count - 1, -1, -1)),
+                "width": 0.28,
+                "marker": {"color": [ACCENT if at == 0 else "var(--bar)" for at in range(count)]},
+                "hoverinfo": "skip",
+            }
+        ],
+        height=40 + 46 * count,
+        margin={"l": 4, "r": 4, "t": 12, "b": 4},
+        xaxis={"visible": False, "fixedrange": True, "range": [0, 1.02]},
+        yaxis={"visible": False, "fixedrange": True, "range": [-0.45, count - 0.3]},
+        annotations=labels,
+    )
+
+
+def _over_time(at_s: Any, values: Any, unit_s: float, *, color: str, width: float) -> dict[str, Any]:
+    return {
+        "type": "scatter",
+        "mode": "lines",
+        "x": [round(at / unit_s, 6) for at in at_s],
+        "y": list(values),
+        "line": {"color": color, "width": width},
+        "hovertemplate": "%{y:.4g}<extra></extra>",
+    }
+
+
+# Drawings of what a plan rests on: convergence, and predicted against measured.
+
+
+def draw_convergence(found: Convergence) -> Drawing:
+    """Samples to the target over batch size."""
+    sizes = list(found.batch_sizes)
+    reached = [run for run in found.runs if run.reached]
+    traces = [
+        line(sizes, list(found.high), width=0),
+        line(sizes, list(found.low), width=0, fill="tonexty", fillcolor=BAND),
+        line(sizes, list(found.samples)),
+        points(
+            [run.batch_size for run in reached],
+            [run.samples for run in reached],
+            [f"batch {run.batch_size}, seed {run.seed}: {figures(run.samples)} samples" for run in reached],
+            size=7,
+            color=QUIET,
+        ),
+    ]
+    shapes, labels = [], []
+    if found.chosen_batch_size is not None:
+        shapes.append(vertical(found.chosen_batch_size))
+        at = math.log10(found.chosen_batch_size)
+        labels.append(
+            label(f"choice: {found.chosen_batch_size}", at, 1, yref="paper", xanchor="left", xshift=4, yanchor="top")
+        )
+    ticks = sorted({run.batch_size for run in found.runs} | {sizes[0], sizes[-1]})
+    return drawing(
+        traces,
+        height=360,
+        xaxis=axis("Batch size", type="log", tickvals=ticks, ticktext=[str(size) for size in ticks]),
+        yaxis=log_axis(f"Samples to reach {found.target:g}", *_samples_range(found)),
+        shapes=shapes,
+        annotations=labels,
+    )
+
+
+def _samples_range(found: Convergence) -> tuple[float, float]:
+    values = [*found.low, *found.high, *(run.samples for run in found.runs if run.reached)]
+    return min(values) / 1.05, max(values) * 1.1
+
+
+def draw_checked(checked: Checked, settings: list[str], simulated: bool) -> Drawing:
+    """Predicted over measured, with 90% intervals; on the line where they agree."""
+    is_time = checked.quantity == "step_s"
+    unit_s, unit = time_unit(sorted(checked.measured)[len(checked.measured) // 2]) if is_time else (1.0, "W")
+    measured, predicted = ([value / unit_s for value in some] for some in (checked.measured, checked.predicted))
+    low, high = min(*measured, *predicted) / 1.1, max(*measured, *predicted) * 1.1
+    dots = points(measured, predicted, settings, size=7, color=ACCENT)
+    dots["error_y"] = {
+        "type": "data",
+        "symmetric": False,
+        "array": [(top - mid) / unit_s for top, mid in zip(checked.high, checked.predicted, strict=True)],
+        "arrayminus": [(mid - end) / unit_s for mid, end in zip(checked.predicted, checked.low, strict=True)],
+        "color": QUIET,
+        "thickness": 1,
+        "width": 0,
+    }
+    name = "Step time" if is_time else "Mean power"
+    told = ", simulated" if simulated else ""
+    return drawing(
+        [line([low, high], [low, high], color=LINE, width=1.5, hoverinfo="skip"), dots],
+        height=340,
+        xaxis=log_axis(f"{name} measured ({unit}{told})", low, high),
+        yaxis=log_axis(f"{name} predicted ({unit})", low, high),
+        annotations=[
+            label(
+                f"off by {checked.mean_error:.1f}% on average",
+                0,
+                1,
+                xref="paper",
+                yref="paper",
+                xanchor="left",
+                xshift=6,
+            )
+        ],
+    )

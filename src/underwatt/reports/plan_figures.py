@@ -1,0 +1,343 @@
+"""Figures that explain a plan: the decision, the front, the heat maps and the energy of each choice."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from string import ascii_uppercase
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from underwatt.budget import Watts
+from underwatt.planning.choice import INTERVAL, RISK, Expectation, Interval, choose_setting, outlook_as_known, quantile
+from underwatt.planning.problem import Goal, Problem, outcome, rows_of
+from underwatt.predict.design import fits_memory
+from underwatt.predict.fewshot import FewShot
+from underwatt.reports.figures import EnergyBySetting, Front, HeatMap, KeyFigure, MeasuredPoint, Other
+from underwatt.reports.words import KNOB_NAMES, bound, duration, energy, percent, span, times, watts
+from underwatt.rivals.compare import JOINT, LARGEST, cannot_keep, compare, joined
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from numpy.typing import NDArray
+
+    from underwatt.budget import Budget
+    from underwatt.convergence.curve import ConvergenceCurve
+    from underwatt.planning.choice import Plan
+    from underwatt.planning.problem import Outlook
+    from underwatt.predict.base import SettingArray
+    from underwatt.records import Measurement, PowerMode, Profile, Setting
+    from underwatt.rivals.compare import Alternative
+
+
+# The plan that a report explains: candidates as they are known, the choice, and what others would choose.
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Planned:
+    """What was decided, and everything it was decided from."""
+
+    problem: Problem
+    measurements: tuple[Measurement, ...]
+    outlook: Outlook  # measured where it was measured
+    measured: NDArray[np.bool_]
+    keeps: NDArray[np.bool_]  # the budget, at the accepted risk
+    plan: Plan
+    chosen: Expectation
+    reason: str
+    others: tuple[Alternative, ...]
+    per: str  # "target" or "sample"
+    by_run: bool  # whether a run made the choice, and no plan from what was measured
+    paused: NDArray[np.bool_]  # which candidates keep the budget by pauses between steps, seen so in the outlook
+
+    @property
+    def row(self) -> int:
+        """Where the choice stands among the candidates."""
+        return int(rows_of(self.problem.candidates, self.chosen.setting)[0])
+
+
+def make_plan(
+    profile: Profile,
+    candidates: SettingArray,
+    budget: Budget,
+    curve: ConvergenceCurve | None,
+    *,
+    references: Sequence[Profile] = (),
+    stock_modes: Mapping[str, PowerMode] | None = None,
+    decided: tuple[Setting, str] | None = None,
+    idle_w: float | None = None,
+    goal: Goal = Goal.SOONEST,
+    risk: float = RISK,
+) -> Planned:
+    """What was decided: ``decided``, the setting a run took at this budget and why; else a plan from what was measured.
+
+    With ``idle_w``, watts while no step is under way, pauses between steps may keep the budget.
+    """
+    measurements = profile.measurements
+    candidates = candidates.take(np.flatnonzero(fits_memory(candidates, measurements)))
+    problem = Problem.of(candidates, budget, curve, goal, idle_w=idle_w)
+    prediction = FewShot().fit(profile.usable(), references).predict(candidates)
+    plan = choose_setting(problem, prediction, measurements=measurements, risk=risk)
+    outlook, measured = outlook_as_known(problem, prediction, measurements)
+    chance = outlook.chance_to_fit(budget)
+    chosen, reason = plan.chosen, plan.reason
+    taken = np.empty(0, dtype=np.intp) if decided is None else rows_of(candidates, decided[0])
+    # A choice that never reaches the target, by trainings made since, is no plan to explain.
+    by_run = bool(len(taken)) and bool(np.isfinite(outlook.log_time_s[taken[0]]))
+    if decided is not None and by_run:
+        chosen, reason = _describe(problem, outlook, chance, measured, int(taken[0])), decided[1]
+    steps_alone, _ = outlook_as_known(replace(problem, idle_w=None), prediction, measurements)
+    return Planned(
+        problem=problem,
+        measurements=measurements,
+        outlook=outlook,
+        measured=measured,
+        keeps=chance >= 1 - risk,
+        plan=plan,
+        chosen=chosen,
+        reason=reason,
+        others=compare(problem, prediction, measurements, risk=risk, stock_modes=stock_modes),
+        per="sample" if curve is None else "target",
+        by_run=by_run,
+        paused=outlook.log_time_s > steps_alone.log_time_s,
+    )
+
+
+def _describe(
+    problem: Problem, outlook: Outlook, chance: NDArray[np.float64], measured: NDArray[np.bool_], row: int
+) -> Expectation:
+    def interval(log_value: NDArray[np.float64], std: NDArray[np.float64]) -> Interval:
+        middle, reach = float(log_value[row]), quantile(0.5 + INTERVAL / 2) * float(std[row])
+        return Interval(math.exp(middle), math.exp(middle - reach), math.exp(middle + reach))
+
+    return Expectation(
+        setting=problem.candidates[row],
+        time_s=interval(outlook.log_time_s, outlook.time_std),
+        power_w=interval(outlook.log_power_w, outlook.power_std),
+        energy_j=interval(outlook.log_energy_j, outlook.energy_std),
+        chance_over=float(1 - chance[row]),
+        measured=bool(measured[row]),
+    )
+
+
+# The knob of the heat maps: the first of these that has more than one value.
+MAPPED = ("gpu_mhz", "power_limit_w", "cpu_mhz", "mem_mhz", "cpu_cores")
+# A front of thousands of settings is drawn with so many.
+MOST_ON_FRONT = 200
+
+
+def took(time_s: float, per: str) -> str:
+    """A time to the target, or of one sample."""
+    return duration(time_s) if per == "target" else f"{duration(time_s)} a sample"
+
+
+def decide(planned: Planned, target: float | None) -> tuple[str, tuple[KeyFigure, ...]]:
+    """The choice in one sentence, and its key figures."""
+    chosen, budget = planned.chosen, planned.problem.budget
+    aim = (
+        f"reach a score of {target:g} in {duration(chosen.time_s.expected)}"
+        if target is not None and planned.per == "target"
+        else (f"take {took(chosen.time_s.expected, planned.per)}")
+    )
+    how = "measured" if chosen.measured else "predicted, not yet measured"
+    paused = bool(planned.paused[planned.row])
+    over = not paused and budget.power_w is not None and chosen.power_w.expected > budget.power_w
+    kept = f"held to {budget} by pauses" if over or paused else f"within {budget}"
+    if over:  # by what a pause draws is not known, so the time is that of the steps alone
+        kept += ", which take time on top"
+    gain = None if over else slower_other(planned)
+    beside = ""
+    if gain is not None:
+        takes = "is predicted to take" if gain[0].known == "predicted" else "would take"
+        beside = f"; the usual way ({gain[0].name}) {takes} {times(gain[1])} as long"
+    sentence = f"Train at {chosen.setting} to {aim} at {watts(chosen.power_w.expected)}, {kept} ({how}){beside}."
+    return sentence, _key_figures(planned, gain)
+
+
+def slower_other(planned: Planned) -> tuple[Alternative, float] | None:
+    """The published baseline, and how many times as long it takes, where it keeps the budget and that is longer.
+
+    Never another rule in its place: it would be the one that flatters the choice.
+    """
+    for other in [other for other in planned.others if other.name == LARGEST]:
+        ratio = other.time_s / planned.chosen.time_s.expected
+        if other.fits != "over" and math.isfinite(ratio) and ratio > 1.005:
+            return other, ratio
+    return None
+
+
+def _key_figures(planned: Planned, gain: tuple[Alternative, float] | None) -> tuple[KeyFigure, ...]:
+    chosen, per = planned.chosen, planned.per
+    budget, bound_w = planned.problem.budget, planned.problem.budget.power_w
+    if bound_w is None:
+        against = "no bound"
+    elif budget.watts is Watts.PEAK:  # the mean says nothing of how close the peaks come
+        against = f"peaks within {bound(bound_w)}"
+    else:
+        against = f"{percent(chosen.power_w.expected / bound_w)} of {bound(bound_w)}"
+    found = [
+        KeyFigure(
+            "Time to target" if per == "target" else "Time of one sample",
+            duration(chosen.time_s.expected),
+            f"90%: {span(chosen.time_s, duration)}",
+        ),
+        KeyFigure(
+            "Mean power",
+            watts(chosen.power_w.expected),
+            against,
+        ),
+        KeyFigure(
+            "Energy to target" if per == "target" else "Energy of one sample",
+            energy(chosen.energy_j.expected),
+            f"90%: {span(chosen.energy_j, energy)}",
+        ),
+    ]
+    if gain is not None:
+        found.append(KeyFigure("Speed-up", times(gain[1]), f"over {gain[0].name}"))
+    return tuple(found)
+
+
+def front_figure(planned: Planned) -> Front:
+    """Time against power."""
+    chosen, bound_w = planned.chosen, planned.problem.budget.power_w
+    keeping = int((planned.keeps & np.isfinite(planned.outlook.log_time_s)).sum())
+    others = tuple(
+        Other(letter, _label(other.name), other)
+        for letter, other in zip(ascii_uppercase, joined(planned.others), strict=False)
+    )
+    over = [other.choice.name for other in others if other.choice.fits == "over"]
+    message = (
+        f"{keeping:,} of {len(planned.problem):,} settings keep {planned.problem.budget}; the choice, "
+        f"{chosen.setting}, takes {took(chosen.time_s.expected, planned.per)} at {watts(chosen.power_w.expected)}."
+    )
+    if over:
+        message += f" Over the budget: {'; '.join(over)}."
+    if lacking := cannot_keep(planned.others):
+        message += f" {lacking}"
+    return Front(
+        per=planned.per,
+        budget_w=bound_w,
+        bounds=planned.problem.budget.watts.value,
+        front=_some(planned.plan.front, chosen),
+        measured=_measured(planned),
+        chosen=chosen,
+        others=others,
+        settings=len(planned.problem),
+        keeping=keeping,
+        paused=int(planned.paused.sum()),
+        message=message,
+    )
+
+
+def _label(name: str) -> str:
+    first, *more = name.split(JOINT)
+    return f"{first} (+{len(more)})" if more else first
+
+
+def _some(front: tuple[Expectation, ...], chosen: Expectation) -> tuple[Expectation, ...]:
+    if len(front) <= MOST_ON_FRONT:
+        return front
+    kept = set(np.linspace(0, len(front) - 1, MOST_ON_FRONT).round().astype(int).tolist())
+    return tuple(item for at, item in enumerate(front) if at in kept or item.setting == chosen.setting)
+
+
+def _measured(planned: Planned) -> tuple[MeasuredPoint, ...]:
+    points = []
+    for measurement in planned.measurements:
+        rows = rows_of(planned.problem.candidates, measurement.setting)
+        if not measurement.usable or not len(rows):
+            continue
+        known = outcome(planned.problem, int(rows[0]), measurement)
+        if math.isfinite(known.time_s):
+            power_w = known.energy_j / known.time_s  # with its pauses, as the time is
+            points.append(MeasuredPoint(measurement.setting, known.time_s, power_w, known.fits))
+    return tuple(points)
+
+
+def heat_maps(planned: Planned) -> tuple[HeatMap, HeatMap] | None:
+    """Time and power over batch size and clock; nothing where no knob has two values."""
+    settings = planned.problem.candidates
+    varied = [
+        name
+        for name in MAPPED
+        if name in settings.knobs and len(np.unique(settings.values[:, settings.knobs.index(name)])) > 1
+    ]
+    if not varied:
+        return None
+    knob = varied[0]
+    at = settings.knobs.index(knob)
+    same = np.ones(len(settings), dtype=bool)
+    for column in range(len(settings.knobs)):
+        if column != at:
+            same &= settings.values[:, column] == settings.values[planned.row, column]
+    rows = np.flatnonzero(same)
+    knob_values, row_at = np.unique(settings.values[rows, at], return_inverse=True)
+    sizes, column_at = np.unique(settings.batch_size[rows], return_inverse=True)
+    shape, where = (len(knob_values), len(sizes)), (row_at.ravel(), column_at.ravel())
+    chosen_at = int(np.flatnonzero(rows == planned.row)[0])
+    chosen = (int(where[0][chosen_at]), int(where[1][chosen_at]))
+
+    def grid(values: np.ndarray[tuple[int, ...], np.dtype[np.generic]], empty: float | bool) -> list[list[float]]:
+        filled = np.full(shape, empty)
+        filled[where] = values[rows]
+        return filled.tolist()
+
+    keeps, measured = grid(planned.keeps, False), grid(planned.measured, False)
+    maps = []
+    for quantity, logs in (("time_s", planned.outlook.log_time_s), ("power_w", planned.outlook.log_power_w)):
+        values = grid(np.where(np.isfinite(logs), np.exp(logs), np.nan), math.nan)
+        maps.append(
+            HeatMap(
+                quantity=quantity,
+                per=planned.per,
+                knob=knob,
+                knob_values=tuple(knob_values.tolist()),
+                batch_sizes=tuple(int(size) for size in sizes),
+                values=tuple(tuple(line) for line in values),
+                keeps=tuple(tuple(bool(cell) for cell in line) for line in keeps),
+                measured=tuple(tuple(bool(cell) for cell in line) for line in measured),
+                chosen=chosen,
+                paused=int(planned.paused[rows].sum()),
+                others_at=_others_at(planned.chosen.setting, knob),
+                message=_map_message(planned, quantity, values, keeps, knob),
+            )
+        )
+    return maps[0], maps[1]
+
+
+def _others_at(setting: Setting, knob: str) -> str:
+    rest = setting.mode.with_knobs(**{knob: None})
+    return str(rest) if rest.knobs() else ""
+
+
+def _map_message(
+    planned: Planned, quantity: str, values: list[list[float]], keeps: list[list[float]], knob: str
+) -> str:
+    cells, kept = np.array(values, dtype=float), np.array(keeps, dtype=bool)
+    inside = f"{int(kept.sum())} of {int(np.isfinite(cells).sum())} cells keep the budget."
+    if quantity == "power_w":
+        return f"Power runs from {watts(np.nanmin(cells))} to {watts(np.nanmax(cells))}; {inside}"
+    chosen = planned.chosen.setting
+    where = f"batch size {chosen.batch_size} at {KNOB_NAMES[knob].split(' (')[0]} {chosen.mode.knobs()[knob]:g}"
+    low, high = (took(float(bound), planned.per) for bound in (np.nanmin(cells), np.nanmax(cells)))
+    return f"Time runs from {low} to {high}; {inside} The choice is {where}."
+
+
+def energy_by_setting(planned: Planned, front: Front) -> EnergyBySetting:
+    """Energy of the choice and of what others would choose."""
+    others = tuple(other for other in front.others if math.isfinite(other.choice.energy_j))
+    spent = energy(planned.chosen.energy_j.expected)
+    message = f"The choice is expected to take {spent}{' a sample' if planned.per == 'sample' else ''}"
+    if others:
+        low, high = (pick(others, key=lambda other: other.choice.energy_j).choice for pick in (min, max))
+        message += f"; others from {energy(low.energy_j)} ({low.name}) to {energy(high.energy_j)} ({high.name})"
+    return EnergyBySetting(planned.per, planned.chosen, others, f"{message}.")
+
+
+def measured_message(rows: int, usable: int, cost_s: float) -> str:
+    """What the table of measurements holds."""
+    failed = f", {rows - usable} of them without a result" if rows > usable else ""
+    cost = f" in {duration(cost_s)} of measuring" if math.isfinite(cost_s) and cost_s > 0 else ""
+    return f"{rows:,} measurements{failed}{cost}."

@@ -1,0 +1,89 @@
+"""What a run's log says about the device, the job and the settings it measured, as records."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from underwatt.budget import Budget, parse_budget
+from underwatt.errors import InputError
+from underwatt.records import (
+    COUNTS,
+    FIGURES,
+    DeviceInfo,
+    Measurement,
+    PowerMode,
+    Profile,
+    Setting,
+    Status,
+    WorkloadInfo,
+    to_json,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from underwatt.runlog.record import RunRecord
+    from underwatt.store.store import ProfileSummary
+
+# What a run did in the end, by the outcome in its log.
+OUTCOMES = {
+    "reached": "reached its target",
+    "finished": "finished",
+    "limit": "ended at its limit, before the target",
+    "interrupted": "was interrupted",
+    "failed": "failed",
+    "energy spent": "ended because its energy was spent",
+}
+
+
+def setting_of(plain: Mapping[str, Any]) -> Setting:
+    """A setting as a log holds it."""
+    mode = {name: value for name, value in plain["mode"].items() if value is not None}
+    return Setting(PowerMode.of(mode), int(plain["batch_size"]))
+
+
+def profile_of(record: RunRecord) -> Profile:
+    """The settings that a run measured, as a profile."""
+    start = record.start
+    measured = tuple(measurement_of(event["measurement"]) for event in record.of("measured"))
+    return Profile(DeviceInfo(**start["device"]), WorkloadInfo(**start["workload"]), measured)
+
+
+def is_of(record: RunRecord, profile: Profile | ProfileSummary) -> bool:
+    """Whether a run trained the workload of a profile on its device."""
+    start = record.start
+    return (start["device"]["id"], start["workload"]["id"]) == (profile.device.id, profile.workload.id)
+
+
+def with_run(profile: Profile, record: RunRecord) -> Profile:
+    """A profile with what the run measured, where it does not hold it already."""
+    known = [to_json(measurement) for measurement in profile.measurements]
+    new = tuple(m for m in profile_of(record).measurements if to_json(m) not in known)
+    return replace(profile, measurements=(*profile.measurements, *new))
+
+
+def measurement_of(plain: Mapping[str, Any]) -> Measurement:
+    """A measurement as ``to_json`` wrote it."""
+    values: dict[str, Any] = {name: math.nan if plain.get(name) is None else float(plain[name]) for name in FIGURES}
+    values |= {name: int(plain.get(name) or 0) for name in COUNTS}
+    return Measurement(
+        setting_of(plain["setting"]), **values, status=Status(plain["status"]), note=plain.get("note", "")
+    )
+
+
+def given_budget(record: RunRecord) -> Budget | None:
+    """The budget that a run began with; of a schedule, its first level."""
+    try:
+        return parse_budget(*(part.strip() for part in str(record.start["budget"]).split(",")))
+    except InputError:
+        levels_w = [step["power_w"] for step in record.of("budget") if step["power_w"] is not None]
+        return Budget(power_w=levels_w[0]) if levels_w else None
+
+
+def budget_of(record: RunRecord) -> Budget | None:
+    """The budget that a run last decided under; before it decided, the one it began with."""
+    budget, plans = given_budget(record), record.of("plan")
+    decided_w = float(record.budget_at(plans[-1]["at_s"])) if plans else math.inf
+    return budget if budget is None or math.isinf(decided_w) else replace(budget, power_w=decided_w)

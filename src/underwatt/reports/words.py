@@ -1,0 +1,125 @@
+"""Numbers as a person says them."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from typing import Any
+
+    from underwatt.planning.choice import Interval
+
+SHORTEST_S = 5.0  # of a run whose watts mean something: sensors follow within about 2 s
+KNOB_NAMES = {
+    "cpu_cores": "CPU cores",
+    "cpu_mhz": "CPU clock (MHz)",
+    "gpu_mhz": "GPU clock (MHz)",
+    "mem_mhz": "memory clock (MHz)",
+    "power_limit_w": "power limit (W)",
+}
+
+
+def figures(value: float, digits: int = 3) -> str:
+    """A number with so many significant figures, never in scientific notation where it can be helped."""
+    if not math.isfinite(value):
+        return "–"
+    if value == 0:
+        return "0"
+    value = float(f"{value:.{digits}g}") if abs(value) < 10**digits else value  # 9.998 is 10.0, not 10.00
+    if abs(value) >= 10 ** (digits - 1):
+        return f"{value:,.0f}"
+    if abs(value) < 1e-4:
+        return f"{value:.{digits}g}"
+    return f"{value:.{digits - 1 - math.floor(math.log10(abs(value)))}f}"
+
+
+def duration(seconds: float) -> str:
+    """Milliseconds up to days."""
+    if not math.isfinite(seconds):
+        return "never"
+    if seconds < 1:
+        return f"{figures(1e3 * seconds)} ms" if seconds else "0 s"
+    if seconds < 99.5:
+        return f"{figures(seconds)} s"
+    if seconds < 99.5 * 60:
+        return f"{figures(seconds / 60)} min"
+    if seconds < 72 * 3600:
+        return f"{figures(seconds / 3600)} h"
+    return f"{figures(seconds / 86400)} days"
+
+
+def watts(power_w: float) -> str:
+    """Watts with three figures."""
+    return f"{figures(power_w)} W"
+
+
+def bound(power_w: float) -> str:
+    """Watts of a budget, as they were given."""
+    return f"{power_w:g} W"
+
+
+def allowed(step: Mapping[str, Any]) -> str:
+    """What a step of the budget allows, as a log or a listener tells it: 3 W peak, 3 W mean over 60 s."""
+    power_w = step["power_w"]
+    if power_w is None or math.isinf(power_w):
+        return "no bound on watts"
+    window = f" over {step['window_s']:g} s" if step.get("window_s") else ""
+    return f"{bound(power_w)}{' ' if step.get('watts') else ''}{step.get('watts') or ''}{window}"
+
+
+def mean_power(energy_j: float, time_s: float) -> str:
+    """Mean watts of a whole run; says so where it was too short for its sensor."""
+    lag = "" if time_s >= SHORTEST_S else " (too short for watts and joules: the sensor lags)"
+    return f"{watts(energy_j / max(time_s, 1e-9))} on average{lag}"
+
+
+def energy(energy_j: float) -> str:
+    """Joules where they are few, else watt-hours."""
+    if energy_j < 360:
+        return f"{figures(energy_j)} J" if energy_j >= 1 else f"{figures(1e3 * energy_j)} mJ"
+    return f"{figures(energy_j / 3600)} Wh" if energy_j < 3.6e6 else f"{figures(energy_j / 3.6e6)} kWh"
+
+
+def span(interval: Interval, say: object) -> str:
+    """The bounds of an interval in the words of ``say``."""
+    assert callable(say)
+    return f"{say(interval.low)} to {say(interval.high)}"
+
+
+def counted(count: int, what: str) -> str:
+    """So many of something: one reading, 2 readings."""
+    return f"{count:,} {what}{'' if count == 1 else 's'}"
+
+
+def listed(items: Sequence[str]) -> str:
+    """Items as a sentence names them: a, b and c."""
+    return " and ".join([", ".join(items[:-1]), items[-1]] if len(items) > 1 else items)
+
+
+def percent(share: float) -> str:
+    """A share of one."""
+    return f"{100 * share:.0f}%"
+
+
+def times(ratio: float) -> str:
+    """How many times as long."""
+    return f"{ratio:.2f}×" if ratio < 10 else f"{ratio:.0f}×"
+
+
+def time_unit(longest_s: float) -> tuple[float, str]:
+    """Seconds in the unit in which an axis up to ``longest_s`` reads well, and its name."""
+    for seconds, name in ((86400.0 * 3, "days"), (2 * 3600.0, "h"), (120.0, "min"), (1.0, "s")):
+        if longest_s >= seconds:
+            return {"days": 86400.0, "h": 3600.0, "min": 60.0, "s": 1.0}[name], name
+    return 1e-3, "ms"
+
+
+def energy_unit(largest_j: float) -> tuple[float, str]:
+    """Joules in the unit in which an axis up to ``largest_j`` reads well, and its name."""
+    if largest_j >= 3.6e6:
+        return 3.6e6, "kWh"
+    if largest_j >= 360:
+        return 3600.0, "Wh"
+    return (1.0, "J") if largest_j >= 1 else (1e-3, "mJ")

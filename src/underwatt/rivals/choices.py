@@ -1,0 +1,187 @@
+"""What others would choose: the state of the art and simple rules, so that a user sees what is gained.
+
+Each is a function over a table of settings (measured, or predicted where nothing else is known) that returns a row,
+or ``None`` where its rule finds nothing that fits.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from underwatt.errors import BudgetError, InputError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from numpy.typing import NDArray
+
+    from underwatt.planning.problem import Outlook, Problem
+    from underwatt.predict.base import SettingArray
+    from underwatt.records import Measurement, PowerMode
+
+    Floats = NDArray[np.float64]
+    from underwatt.budget import Budget
+
+
+# The first of these that may be set is "the clock" of the published baseline; all else stays at its highest.
+CLOCKS = ("gpu_mhz", "power_limit_w", "mem_mhz", "cpu_mhz", "cpu_cores")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Table:
+    """Settings with their time to target, time per sample, and the watts that the budget bounds."""
+
+    settings: SettingArray
+    time_s: Floats
+    sample_s: Floats
+    drawn_w: Floats
+
+    @classmethod
+    def measured(cls, problem: Problem, measurements: Sequence[Measurement]) -> Table:
+        """The truth: one measurement for each candidate of the problem, in their order."""
+        if len(measurements) != len(problem):
+            raise InputError(f"{len(measurements)} measurements cannot describe {len(problem)} candidates.")
+        step_s = np.array([m.step_s for m in measurements])
+        drawn_w = np.array([problem.budget.drawn_w(m) for m in measurements])
+        time_s = step_s * np.exp(problem.log_steps)
+        return cls(problem.candidates, time_s, step_s / problem.candidates.batch_size, drawn_w)
+
+    @classmethod
+    def predicted(cls, problem: Problem, outlook: Outlook) -> Table:
+        """What is expected of each candidate, taken at its word."""
+        sample_s = np.exp(outlook.log_time_s - problem.log_steps) / problem.candidates.batch_size
+        return cls(problem.candidates, np.exp(outlook.log_time_s), sample_s, np.exp(outlook.log_drawn_w))
+
+    def take(self, rows: NDArray[np.intp]) -> Table:
+        """Some of the settings."""
+        return Table(self.settings.take(rows), self.time_s[rows], self.sample_s[rows], self.drawn_w[rows])
+
+    def fits(self, power_w: float) -> NDArray[np.bool_]:
+        """Which settings keep the watts."""
+        return np.asarray(self.drawn_w <= power_w)
+
+
+def oracle(table: Table, power_w: float) -> int | None:
+    """The best setting that fits: what a planner that knew the table would choose."""
+    return _smallest(table.time_s, table.fits(power_w))
+
+
+def fastest_throughput(table: Table, power_w: float) -> int | None:
+    """The most samples a second that fit, whatever the batch size does to convergence."""
+    return _smallest(table.sample_s, table.fits(power_w))
+
+
+def largest_batch(table: Table, power_w: float) -> int | None:
+    """The largest batch, the GPU clock (or power limit) as high as fits, all else at its highest: the paper's baseline.
+
+    Where a batch size fits at no clock, the next smaller one is taken. ``None`` where none fits: lowering the CPU or
+    the memory instead would be another method, and often a much slower one.
+    """
+    sizes = np.unique(table.settings.batch_size)[::-1]
+    return _first_that_fits(table, power_w, sizes)
+
+
+def default_batch(table: Table, power_w: float) -> int | None:
+    """The middle batch size in place of the largest, otherwise the same rule."""
+    sizes = np.unique(table.settings.batch_size)
+    return _first_that_fits(table, power_w, sizes[: (len(sizes) - 1) // 2 + 1][::-1])
+
+
+def maximum_mode(table: Table) -> int:
+    """Every knob at its highest with the middle batch size: what a user gets who never heard of power modes."""
+    sizes = np.unique(table.settings.batch_size)
+    rows = np.flatnonzero(table.settings.batch_size == sizes[(len(sizes) - 1) // 2])
+    return int(rows[-1] if not table.settings.knobs else rows[_by_clock(table.settings, rows)[0]])
+
+
+def stock_mode(table: Table, power_w: float, modes: Mapping[str, PowerMode]) -> tuple[str, int] | None:
+    """The fastest of the device's named modes that fits, with the middle batch size; the thriftiest where none fits.
+
+    Modes that are not in the table are left out.
+    """
+    sizes = np.unique(table.settings.batch_size)
+    found: list[tuple[bool, float, str, int]] = []  # the best first
+    middle = table.settings.batch_size == sizes[(len(sizes) - 1) // 2]
+    for name, mode in modes.items():
+        knobs = mode.knobs()
+        if any(knob not in table.settings.knobs for knob in knobs):
+            continue
+        same = middle
+        for knob, value in knobs.items():
+            same = same & (table.settings.values[:, table.settings.knobs.index(knob)] == value)
+        fitting = _smallest(table.time_s, same & table.fits(power_w))
+        row = _smallest(table.drawn_w, same) if fitting is None else fitting
+        if row is not None:
+            value = table.drawn_w[row] if fitting is None else table.time_s[row]
+            found.append((fitting is None, float(value), name, row))
+    return min(found)[2:] if found else None
+
+
+def trusting_choice(predicted: Table, power_w: float) -> int | None:
+    """The fastest setting predicted to fit, unmeasured: with PowerTrain's predictions, PowerTrain's choice."""
+    return oracle(predicted, power_w)
+
+
+def by_clock_alone(settings: SettingArray) -> NDArray[np.bool_]:
+    """The settings of the published method: every value of the clock, all other knobs at their highest."""
+    others = [settings.knobs.index(name) for name in [name for name in CLOCKS if name in settings.knobs][1:]]
+    values = settings.values[:, others]
+    return np.asarray(np.all(values == values.max(axis=0, initial=0.0), axis=1))
+
+
+def _first_that_fits(table: Table, power_w: float, sizes: Floats) -> int | None:
+    usual = by_clock_alone(table.settings) & table.fits(power_w)
+    for size in sizes:
+        rows = np.flatnonzero(usual & (table.settings.batch_size == size))
+        if len(rows):
+            return int(rows[_by_clock(table.settings, rows)[0]])
+    return None
+
+
+def _by_clock(settings: SettingArray, rows: NDArray[np.intp]) -> NDArray[np.intp]:
+    """Positions in ``rows`` from the highest clocks to the lowest."""
+    columns = [-settings.values[rows, settings.knobs.index(name)] for name in CLOCKS if name in settings.knobs]
+    return np.lexsort(columns[::-1]) if columns else np.arange(len(rows))
+
+
+def _smallest(values: Floats, allowed: NDArray[np.bool_]) -> int | None:
+    allowed = allowed & np.isfinite(values)
+    return int(np.argmin(np.where(allowed, values, np.inf))) if np.any(allowed) else None
+
+
+# The published algorithm ("Accelerated Training on Low-Power Edge Devices", TMLR 2025), exactly.
+#
+# Every setting was measured, every batch size was trained on proxy data. Keep the settings whose power fits; choose the
+# one with the smallest time per sample × samples to target. No prediction, no uncertainty.
+
+
+def choose_published(
+    measurements: Sequence[Measurement], samples_to_target: Mapping[int, float], budget: Budget
+) -> Measurement:
+    """The measured setting that fits and is expected to reach the target soonest.
+
+    Batch sizes that are not in ``samples_to_target``, or never reach the target (NaN or inf), are left out. Only the
+    budget's watts count. Raises ``BudgetError`` where no measured setting fits.
+    """
+    usable = [m for m in measurements if m.usable and math.isfinite(_samples(m, samples_to_target))]
+    if not usable:
+        raise InputError(
+            "No measured setting has a batch size whose samples to target are known.",
+            hint="Measure settings at the batch sizes of the proxy runs.",
+        )
+    fitting = [m for m in usable if budget.allows(m)]
+    if not fitting:
+        smallest_w = min(budget.drawn_w(m) for m in usable)
+        raise BudgetError(
+            f"No measured setting keeps the budget of {budget}.",
+            hint=f"The smallest budget that one keeps is {smallest_w:.4g} W.",
+        )
+    return min(fitting, key=lambda m: m.step_s / m.setting.batch_size * _samples(m, samples_to_target))
+
+
+def _samples(measurement: Measurement, samples_to_target: Mapping[int, float]) -> float:
+    return samples_to_target.get(measurement.setting.batch_size, math.inf)

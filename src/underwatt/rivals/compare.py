@@ -1,0 +1,293 @@
+"""What simpler and published rules would take, beside the choice: so that a user sees what is gained.
+
+Every rule is judged by one outlook: what was measured where it was measured, predictions elsewhere. Only the oracle is
+judged by a truth, which exists for simulated boards and recorded tables alone, and which no choice is made from. The
+rules know no pauses between steps; the oracle does where the problem allows them.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+
+from underwatt.budget import Budget, Watts
+from underwatt.drivers.replay import ReplayDevice
+from underwatt.drivers.virtual.device import VirtualJetson
+from underwatt.drivers.virtual.physics import Clocks, step_power, step_times
+from underwatt.errors import InputError, OutOfMemoryError, UnderwattError
+from underwatt.planning.choice import RISK, outlook_as_known
+from underwatt.planning.problem import Goal, Outlook, Problem, rows_of
+from underwatt.predict.design import fits_memory
+from underwatt.rivals.choices import (
+    Table,
+    choose_published,
+    default_batch,
+    fastest_throughput,
+    largest_batch,
+    maximum_mode,
+    stock_mode,
+    trusting_choice,
+)
+from underwatt.tables import read_measurements
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from numpy.typing import NDArray
+
+    from underwatt.planning.choice import Expectation
+    from underwatt.records import Measurement, PowerMode, Prediction, Setting
+
+    Floats = NDArray[np.float64]
+    from underwatt.device.base import Device
+    from underwatt.predict.base import SettingArray
+    from underwatt.records import WorkloadCost
+
+
+Fits = Literal["yes", "risky", "over"]
+Known = Literal["measured", "predicted", "truth"]
+
+# The rules that lower one clock, in the order of the comparison; the first is the paper's baseline.
+LARGEST, MIDDLE = "largest batch, highest clock", "middle batch, highest clock"
+PUBLISHED = "published method, settings measured so far"
+JOINT = "; "  # between the names of rules that choose the same
+# A table of one setting leaves the published method nothing to choose.
+FEWEST_TO_CHOOSE = 2
+# The log of a bound may round either way.
+ROUNDING = 1 + 1e-12
+
+
+@dataclass(frozen=True, slots=True)
+class Alternative:
+    """What a rule would choose, and what that takes to the target; ``time_s`` is inf where it is never reached."""
+
+    name: str
+    setting: Setting
+    time_s: float
+    energy_j: float
+    power_w: float  # mean power, whatever the budget bounds
+    fits: Fits  # "risky" keeps the budget as expected, but not at the accepted risk, or not up to its interval's end
+    known: Known
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Truth:
+    """True step time and mean power of every candidate, NaN where not known or not possible; ``name`` says whose."""
+
+    name: str
+    step_s: Floats
+    power_w: Floats
+
+    def take(self, rows: NDArray[np.intp]) -> Truth:
+        """The truth about some of the candidates."""
+        return Truth(self.name, self.step_s[rows], self.power_w[rows])
+
+
+def compare(
+    problem: Problem,
+    prediction: Prediction,
+    measurements: Sequence[Measurement],
+    *,
+    risk: float = RISK,
+    stock_modes: Mapping[str, PowerMode] | None = None,
+    powertrain: Prediction | None = None,
+    truth: Truth | None = None,
+) -> tuple[Alternative, ...]:
+    """What each rule would choose among the candidates; rules that find nothing are left out, see ``cannot_keep``.
+
+    ``powertrain`` is PowerTrain's prediction for each candidate: its choice is the fastest that it expects to fit.
+    """
+    if truth is not None and not len(truth.step_s) == len(truth.power_w) == len(problem):
+        raise InputError(f"A truth of {len(truth.step_s)} settings cannot describe {len(problem)} candidates.")
+    judge = _Judge(replace(problem, idle_w=None), prediction, measurements, risk)
+    table, watts = judge.table, judge.watts
+    named: list[tuple[str, int | None]] = [
+        (LARGEST, largest_batch(table, watts)),
+        (MIDDLE, default_batch(table, watts)),
+        ("maximum mode", maximum_mode(table) if len(judge.rows) else None),
+        ("most samples/s", fastest_throughput(table, watts)),
+        (PUBLISHED, _published(judge, measurements)),
+    ]
+    if stock_modes and (best := stock_mode(table, watts, stock_modes)) is not None:
+        named.insert(2, (f"vendor's {best[0]}", best[1]))
+    if powertrain is not None:
+        seen = Outlook.without_pauses(problem, powertrain, measurements)
+        part = Table.predicted(problem, seen).take(judge.rows)
+        named.append(("PowerTrain's choice", trusting_choice(part, watts)))
+    found = [judge.describe(name, row) for name, row in named if row is not None]
+    best_of_all = None if truth is None else _oracle(problem.take(judge.rows), truth.take(judge.rows))
+    return tuple(found) if best_of_all is None else (*found, best_of_all)
+
+
+def cannot_keep(others: Sequence[Alternative]) -> str:
+    """Which rules of one clock find nothing within the budget, in one sentence; empty where both find something."""
+    lacking = [name for name in (LARGEST, MIDDLE) if not any(other.name == name for other in others)]
+    if not lacking:
+        return ""
+    return f"No setting for {' and for '.join(lacking)}: with all else at its highest, no clock keeps the budget."
+
+
+def too_few_for_published(others: Sequence[Alternative]) -> str:
+    """Why there is no row for the published method, in one sentence; empty where there is one."""
+    if any(other.name == PUBLISHED for other in others):
+        return ""
+    return "No row for the published method: it chooses among measured settings, and fewer than two of them fit."
+
+
+def joined(others: Sequence[Alternative]) -> tuple[Alternative, ...]:
+    """One entry for rules that choose the same, with their names together; the truth is never joined with a guess."""
+    same: dict[tuple[Setting, Known], list[Alternative]] = {}
+    for other in others:
+        same.setdefault((other.setting, other.known), []).append(other)
+    return tuple(replace(group[0], name=JOINT.join(other.name for other in group)) for group in same.values())
+
+
+def as_alternative(name: str, expected: Expectation, budget: Budget, risk: float = RISK) -> Alternative:
+    """A setting of a plan, such as a neighbour on the front, in the form of the others."""
+    chance = expected.chance_over
+    over = chance > 0.5 and not (
+        expected.measured
+        and _expected_to_keep(budget, expected.power_w.expected, expected.time_s.expected, expected.energy_j.expected)
+    )
+    return Alternative(
+        name=name,
+        setting=expected.setting,
+        time_s=expected.time_s.expected,
+        energy_j=expected.energy_j.expected,
+        power_w=expected.power_w.expected,
+        fits="over" if over else "risky" if chance > risk else "yes",
+        known="measured" if expected.measured else "predicted",
+    )
+
+
+class _Judge:
+    """The candidates that fit memory, as they are known; rows are counted among these."""
+
+    def __init__(
+        self, problem: Problem, prediction: Prediction, measurements: Sequence[Measurement], risk: float
+    ) -> None:
+        outlook, measured = outlook_as_known(problem, prediction, measurements)
+        # Per sample, also where the target is never reached: throughput alone does not know of targets.
+        a_sample, _ = outlook_as_known(Problem.of(problem.candidates, problem.budget), prediction, measurements)
+        self.rows = np.flatnonzero(fits_memory(problem.candidates, measurements))
+        self.problem = problem.take(self.rows)
+        self.watts = (problem.budget.power_w or math.inf) * ROUNDING
+        self.table = Table(
+            problem.candidates, np.exp(outlook.log_time_s), np.exp(a_sample.log_time_s), np.exp(outlook.log_drawn_w)
+        ).take(self.rows)
+        self._power_w = np.exp(outlook.log_power_w)[self.rows]
+        self._keeps = outlook.keeps(problem.budget)[self.rows]
+        self._safe = outlook.chance_to_fit(problem.budget)[self.rows] >= 1 - risk
+        self._measured = measured[self.rows]
+
+    def describe(self, name: str, row: int) -> Alternative:
+        """One of the candidates as a record."""
+        time_s, power_w = float(self.table.time_s[row]), float(self._power_w[row])
+        keeps = bool(self._keeps[row])
+        may_keep = self._measured[row] and _expected_to_keep(self.problem.budget, power_w, time_s, time_s * power_w)
+        return Alternative(
+            name=name,
+            setting=self.problem.candidates[row],
+            time_s=time_s,
+            energy_j=time_s * power_w,
+            power_w=power_w,
+            fits="yes" if keeps and self._safe[row] else "risky" if keeps or may_keep else "over",
+            known="measured" if self._measured[row] else "predicted",
+        )
+
+
+def _expected_to_keep(budget: Budget, power_w: float, time_s: float, energy_j: float) -> bool:
+    """Whether a measured setting keeps the budget by its means, though the upper end of its interval may not."""
+    if budget.watts is Watts.PEAK:
+        return False  # a mean says nothing about peaks
+    bounds = ((budget.power_w, power_w), (budget.deadline_s, time_s), (budget.energy_j, energy_j))
+    return all(bound is None or value <= bound for bound, value in bounds)
+
+
+def _published(judge: _Judge, measurements: Sequence[Measurement]) -> int | None:
+    """The published method over what was measured; ``None`` where that leaves it nothing to choose from."""
+    problem = judge.problem
+    offered = [m for m in measurements if m.usable and len(rows_of(problem.candidates, m.setting))]
+    if len({m.setting for m in offered if problem.budget.allows(m)}) < FEWEST_TO_CHOOSE:
+        return None
+    sizes = problem.candidates.batch_size
+    samples = dict(zip(sizes.tolist(), (np.exp(problem.log_steps) * sizes).tolist(), strict=True))
+    try:
+        chosen = choose_published(offered, samples, problem.budget)
+    except UnderwattError:
+        return None  # no batch size among them reaches the target
+    return int(rows_of(problem.candidates, chosen.setting)[0])
+
+
+def _oracle(problem: Problem, truth: Truth) -> Alternative | None:
+    """The best candidate by the truth about time and power; samples to target are those of the problem."""
+    budget = problem.budget
+    if budget.power_w is not None and budget.watts is Watts.PEAK:
+        return None  # the truth holds mean watts
+    busy = problem.busy_share(truth.power_w, truth.step_s)
+    power_w = truth.power_w if budget.power_w is None else np.where(busy < 1, budget.power_w, truth.power_w)
+    time_s = truth.step_s * np.exp(problem.log_steps) / busy
+    energy_j = time_s * power_w
+    allowed = np.isfinite(energy_j)
+    for bound, value in ((budget.power_w, power_w), (budget.deadline_s, time_s), (budget.energy_j, energy_j)):
+        if bound is not None:
+            allowed &= value <= bound
+    if not np.any(allowed):
+        return None
+    row = int(np.argmin(np.where(allowed, time_s if problem.goal is Goal.SOONEST else energy_j, np.inf)))
+    return Alternative(
+        name=f"oracle ({truth.name})",
+        setting=problem.candidates[row],
+        time_s=float(time_s[row]),
+        energy_j=float(energy_j[row]),
+        power_w=float(power_w[row]),
+        fits="yes",
+        known="truth",
+    )
+
+
+# The truth about every setting, where a device has one to tell: for judging a choice, never for making it.
+
+
+def truth_of(device: Device | None, candidates: SettingArray, cost: WorkloadCost | None) -> Truth | None:
+    """True time and power of each candidate: of a virtual board that runs a job of known cost, or of a replayed table.
+
+    ``None`` for everything else: nobody knows the truth about a real device.
+    """
+    if isinstance(device, VirtualJetson) and cost is not None:
+        return _simulated(device, candidates, cost)
+    if isinstance(device, ReplayDevice):
+        return _recorded(device, candidates)
+    return None
+
+
+def _simulated(device: VirtualJetson, candidates: SettingArray, cost: WorkloadCost) -> Truth:
+    """All candidates at once; setting by setting, ``VirtualBoard.true_step_s`` says the same."""
+    board, sizes = device.board, candidates.batch_size
+    left_alone = board.mode.knobs()
+    columns = [
+        np.full(len(sizes), left_alone[name]) if (column := candidates.column(name)) is None else column
+        for name in ("cpu_cores", "cpu_mhz", "gpu_mhz", "mem_mhz")
+    ]
+    clocks, physics = Clocks(*columns), board.spec.physics
+    times = step_times(physics.step_constants(cost), clocks, sizes)
+    runs = np.ones(len(sizes), dtype=bool)
+    for size in np.unique(sizes):
+        try:
+            board.check_memory(cost, int(size))
+        except OutOfMemoryError:
+            runs &= sizes != size
+    power_w = step_power(physics.power, clocks, times).total_w
+    return Truth("simulated truth", np.where(runs, times.step_s, np.nan), np.where(runs, power_w, np.nan))
+
+
+def _recorded(device: ReplayDevice, candidates: SettingArray) -> Truth:
+    step_s, power_w = np.full(len(candidates), np.nan), np.full(len(candidates), np.nan)
+    for measurement in read_measurements(device.info.address.removeprefix("replay:")):
+        if measurement.usable:
+            rows = rows_of(candidates, measurement.setting)
+            step_s[rows], power_w[rows] = measurement.step_s, measurement.power_w
+    return Truth("recorded table", step_s, power_w)

@@ -1,0 +1,257 @@
+"""PowerTrain (FGCS 2024): two small neural networks, trained on a reference and fine-tuned on the new workload.
+
+As published: Dense 256-128-64-1, ReLU, dropout 0.4 and 0.3 after the first two layers, Adam 1e-3, mean squared
+error, 100 epochs, batches of 32, best checkpoint kept; transfer replaces the last layer, refits the scaler on the new
+samples and fine-tunes every weight. Not published, chosen here: targets are scaled like the inputs, a fifth of the
+rows decides which checkpoint is best, the batch size is one more input where it varies, and the uncertainty (the
+method has none) is the error left on the samples.
+"""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from underwatt._imports import require
+from underwatt.errors import PredictError
+from underwatt.predict.base import Observations, check_same_knobs, observe
+from underwatt.records import Prediction
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from types import ModuleType
+
+    from numpy.typing import NDArray
+
+    from underwatt.predict.base import SettingArray
+    from underwatt.records import Measurement, Profile
+
+
+LAYERS = (256, 128, 64)
+DROPOUTS = (0.4, 0.3)
+LEARNING_RATE = 1e-3
+EPOCHS = 100
+BATCH_ROWS = 32
+CHECKPOINT_SHARE = 0.2
+# A network that fits its samples exactly is not that sure of the rest.
+LEAST_STD = 0.02
+# A prediction at or below zero has no logarithm; the smallest sample, divided by this, stands in for it.
+FLOOR = 10.0
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Scaler:
+    mean: NDArray[np.float64]
+    std: NDArray[np.float64]
+
+    @classmethod
+    def of(cls, values: NDArray[np.float64]) -> _Scaler:
+        std = values.std(axis=0)
+        return cls(values.mean(axis=0), np.where(std > 0, std, 1.0))
+
+    def scale(self, values: NDArray[np.float64]) -> NDArray[np.float64]:
+        return np.asarray((values - self.mean) / self.std)
+
+    def unscale(self, values: NDArray[np.float64]) -> NDArray[np.float64]:
+        return np.asarray(values * self.std + self.mean)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Network:
+    """A trained network with the scalers it was trained with."""
+
+    module: Any
+    inputs: _Scaler
+    targets: _Scaler
+
+    def __call__(self, torch: ModuleType, rows: NDArray[np.float64]) -> NDArray[np.float64]:
+        self.module.eval()
+        with torch.no_grad():
+            out = self.module(torch.as_tensor(self.inputs.scale(rows), dtype=torch.float32))
+        return self.targets.unscale(out.numpy().astype(float).ravel())
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class FittedPowerTrain:
+    """Two fine-tuned networks: step time and power."""
+
+    knobs: tuple[str, ...]
+    _torch: ModuleType
+    _networks: tuple[_Network, _Network]
+    _floors: tuple[float, float]
+    _stds: tuple[float, float]
+
+    def predict(self, settings: SettingArray) -> Prediction:
+        """Log time and log power of each setting; the uncertainty is the same for all."""
+        check_same_knobs(settings, self.knobs)
+        rows = settings.matrix()
+        logs = [
+            np.log(np.maximum(network(self._torch, rows), floor))
+            for network, floor in zip(self._networks, self._floors, strict=True)
+        ]
+        stds = [np.full(len(settings), std) for std in self._stds]
+        return Prediction(logs[0], stds[0], logs[1], stds[1])
+
+
+class PowerTrain:
+    """The published networks; needs PyTorch. Uses the first reference only, as published."""
+
+    name = "powertrain"
+
+    def __init__(self, *, seed: int = 0, epochs: int = EPOCHS) -> None:
+        self._torch = require("torch", extra="torch")
+        self._seed = seed
+        self._epochs = epochs
+
+    def fit(self, measurements: Sequence[Measurement], references: Sequence[Profile] = ()) -> FittedPowerTrain:
+        """Fine-tune on the measurements, from networks trained on the reference or from nothing."""
+        return self.transfer(measurements, self.pretrain(references[0]) if references else None)
+
+    def pretrain(self, reference: Profile) -> PretrainedPowerTrain:
+        """Train on a whole reference: minutes of work that many fits can share."""
+        seen = observe(reference.measurements, whose=f"the reference {reference.workload.name}")
+        return PretrainedPowerTrain(seen.settings.knobs, self._train_both(seen, None))
+
+    def transfer(
+        self, measurements: Sequence[Measurement], pretrained: PretrainedPowerTrain | None
+    ) -> FittedPowerTrain:
+        """Fine-tune trained networks on the measurements; ``None`` starts from nothing."""
+        seen = observe(measurements)
+        if pretrained is not None and pretrained.knobs != seen.settings.knobs:
+            raise PredictError(
+                f"PowerTrain needs a reference of the same knobs: it sets {', '.join(pretrained.knobs)}, "
+                f"the measurements set {', '.join(seen.settings.knobs)}.",
+                hint="Leave the reference out, or use the default predictor, which can bridge this.",
+            )
+        networks = self._train_both(seen, pretrained)
+        rows, floors, stds = seen.settings.matrix(), [], []
+        for network, logs in zip(networks, (seen.log_step_s, seen.log_power_w), strict=True):
+            floor = float(np.exp(logs.min())) / FLOOR
+            errors = np.log(np.maximum(network(self._torch, rows), floor)) - logs
+            floors.append(floor)
+            stds.append(max(LEAST_STD, float(np.sqrt(np.mean(errors**2)))))
+        return FittedPowerTrain(seen.settings.knobs, self._torch, networks, (floors[0], floors[1]), (stds[0], stds[1]))
+
+    def _train_both(self, seen: Observations, start: PretrainedPowerTrain | None) -> tuple[_Network, _Network]:
+        rows = seen.settings.matrix()
+        time, power = np.exp(seen.log_step_s), np.exp(seen.log_power_w)
+        starts = (None, None) if start is None else start.networks
+        return self._train(rows, time, starts[0]), self._train(rows, power, starts[1])
+
+    def _train(self, rows: NDArray[np.float64], values: NDArray[np.float64], start: _Network | None) -> _Network:
+        torch = self._torch
+        # A private generator state: fitting must not disturb the user's random numbers, nor depend on them.
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(self._seed)
+            inputs, targets = _Scaler.of(rows), _Scaler.of(values)
+            if start is None:
+                module = _network(torch.nn, rows.shape[1])
+            else:
+                module = copy.deepcopy(start.module)
+                module[-1] = torch.nn.Linear(LAYERS[-1], 1)
+            x = torch.as_tensor(inputs.scale(rows), dtype=torch.float32)
+            y = torch.as_tensor(targets.scale(values), dtype=torch.float32)[:, None]
+            self._descend(module, x, y)
+        return _Network(module, inputs, targets)
+
+    def _descend(self, module: Any, x: Any, y: Any) -> None:
+        torch = self._torch
+        order = torch.randperm(len(x))
+        held_back = order[: max(1, int(CHECKPOINT_SHARE * len(x)))]
+        training = order[len(held_back) :]
+        optimizer = torch.optim.Adam(module.parameters(), lr=LEARNING_RATE)
+        loss = torch.nn.MSELoss()
+        best, best_loss = copy.deepcopy(module.state_dict()), float("inf")
+        for _ in range(self._epochs):
+            module.train()
+            for batch in training[torch.randperm(len(training))].split(BATCH_ROWS):
+                optimizer.zero_grad()
+                loss(module(x[batch]), y[batch]).backward()
+                optimizer.step()
+            module.eval()
+            with torch.no_grad():
+                now = float(loss(module(x[held_back]), y[held_back]))
+            if now < best_loss:
+                best, best_loss = copy.deepcopy(module.state_dict()), now
+        module.load_state_dict(best)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PretrainedPowerTrain:
+    """Networks trained on a reference, ready to be fine-tuned."""
+
+    knobs: tuple[str, ...]
+    networks: tuple[_Network, _Network]
+
+
+def _network(nn: Any, inputs: int) -> Any:
+    first, second, third = LAYERS
+    return nn.Sequential(
+        nn.Linear(inputs, first),
+        nn.ReLU(),
+        nn.Dropout(DROPOUTS[0]),
+        nn.Linear(first, second),
+        nn.ReLU(),
+        nn.Dropout(DROPOUTS[1]),
+        nn.Linear(second, third),
+        nn.ReLU(),
+        nn.Linear(third, 1),
+    )
+
+
+# A table of what was measured, and nothing else: the method of "Accelerated Training on Low-Power Edge Devices".
+
+# A reading of a setting measured once is off by about this much; repeats say more.
+READING_STD = (0.025, 0.015)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class FittedLookupTable:
+    """Mean and spread of each measured setting."""
+
+    knobs: tuple[str, ...]
+    _rows: Mapping[tuple[float, ...], int]
+    _figures: NDArray[np.float64]  # one row a setting: log time, its std, log power, its std
+
+    def knows(self, settings: SettingArray) -> NDArray[np.bool_]:
+        """Which of the settings were measured."""
+        check_same_knobs(settings, self.knobs)
+        return np.array([tuple(row) in self._rows for row in settings.matrix().tolist()], dtype=bool)
+
+    def predict(self, settings: SettingArray) -> Prediction:
+        """What was measured; raises ``PredictError`` for a setting that was not."""
+        unknown = np.flatnonzero(~self.knows(settings))
+        if len(unknown):
+            raise PredictError(
+                f"{len(unknown)} of {len(settings)} settings were never measured: {settings[int(unknown[0])]}, …",
+                hint="Measure them, ask only for measured ones, or use the default predictor.",
+            )
+        at = [self._rows[tuple(row)] for row in settings.matrix().tolist()]
+        time, time_std, power, power_std = self._figures[at].reshape(len(at), 4).T
+        return Prediction(time, time_std, power, power_std)
+
+
+class LookupTable:
+    """Answers for measured settings only, with the mean of their repeats; references are of no use to it."""
+
+    name = "lookup"
+
+    def fit(
+        self,
+        measurements: Sequence[Measurement],
+        references: Sequence[Profile] = (),  # noqa: ARG002 - part of the interface
+    ) -> FittedLookupTable:
+        """Gather the measurements by setting."""
+        seen = observe(measurements)
+        repeats: dict[tuple[float, ...], list[int]] = {}
+        for at, row in enumerate(seen.settings.matrix().tolist()):
+            repeats.setdefault(tuple(row), []).append(at)
+        figures = np.empty((len(repeats), 4))
+        for row, at_rows in zip(figures, repeats.values(), strict=True):
+            for column, logs in enumerate((seen.log_step_s[at_rows], seen.log_power_w[at_rows])):
+                spread = float(logs.std(ddof=1)) if len(at_rows) > 1 else 0.0
+                row[2 * column : 2 * column + 2] = logs.mean(), max(READING_STD[column], spread)
+        return FittedLookupTable(seen.settings.knobs, {key: at for at, key in enumerate(repeats)}, figures)

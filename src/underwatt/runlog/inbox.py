@@ -1,0 +1,217 @@
+"""Talking to a run under way: a new budget is left in its folder, and the run looks there many times a second."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import threading
+import time
+from dataclasses import dataclass
+from itertools import count
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from underwatt.budget import parse_budget, parse_schedule
+from underwatt.device.journal import journal_folders, state_dir
+from underwatt.errors import InputError
+from underwatt.runlog.log import has_ended
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+INBOX_NAME = "budget.json"
+_Signature = tuple[int, int, int]
+
+
+def check_budget(text: str) -> None:
+    """Raise ``InputError`` unless a run can be given this budget: watts, or a schedule of watts."""
+    if "=" in text:
+        parse_schedule(text)
+    elif parse_budget(text).power_w is None:
+        raise InputError(
+            f"{text!r} bounds no power, and only the watts of a run under way can be changed.",
+            hint="Give watts such as 7W, or a schedule such as 08:00-18:00=15W,else=7W.",
+        )
+
+
+def post_budget(folder: Path | str, text: str, sender: str) -> None:
+    """Leave a new budget for the run in a folder; ``sender`` is ``command`` or ``page``. Refuses a run that is over."""
+    check_budget(text)
+    folder = Path(folder)
+    if not folder.is_dir():
+        raise InputError(f"There is no folder {folder}.", hint="Name the folder of a run.")
+    if has_ended(folder / "log.jsonl"):
+        raise InputError(
+            f"The run in {folder} has ended.", hint="Name a run that is under way, or go on with --resume."
+        )
+    # The clock makes ids that differ without reading the last one, so that two senders need not agree.
+    message = {"id": time.time_ns(), "budget": text, "from": sender}
+    try:
+        _write_whole(folder / INBOX_NAME, message)
+    except OSError as exc:
+        raise InputError(
+            f"The budget cannot be left in {folder} ({exc.strerror}).",
+            hint="Post it as the user who runs the training.",
+        ) from exc
+
+
+class Inbox:
+    """The receiving end; what lies in the folder already is an old message."""
+
+    def __init__(self, folder: Path | str) -> None:
+        self._path = os.fspath(Path(folder) / INBOX_NAME)
+        self.error: str | None = None  # why the newest message was not taken
+        self._told: str | None = None
+        self._seen = self._signature()
+        self._id = self._read()[0] if self._seen else None
+        self.error = None  # an old message is nobody's concern
+
+    def take(self) -> str | None:
+        """The newest budget that was not taken yet; costs one look at the file's date."""
+        signature = self._signature()
+        if signature == self._seen:
+            return None
+        self._seen = signature
+        if signature is None:
+            return None
+        number, text = self._read()
+        if text is None or number == self._id:
+            return None
+        self._id = number
+        return text
+
+    def has_news(self) -> bool:
+        """Whether the file has changed since it was last looked into."""
+        return self._signature() != self._seen
+
+    def take_news(self) -> tuple[str, str] | None:
+        """Level and words, where a message was not taken, and nobody was told yet."""
+        if self.error == self._told:
+            return None
+        self._told = self.error
+        return ("warning", f"{self.error} The budget stays.") if self.error else None
+
+    def _signature(self) -> _Signature | None:
+        try:
+            found = os.stat(self._path)  # noqa: PTH116 - a Path would cost more than the call
+        except OSError:
+            return None
+        return found.st_ino, found.st_mtime_ns, found.st_size
+
+    def _read(self) -> tuple[object, str | None]:
+        """Id and text of the message; no text, and ``error``, where it makes no sense."""
+        self.error = None
+        try:
+            message = json.loads(Path(self._path).read_text(encoding="utf-8"))
+            number, text = message["id"], message["budget"]
+            check_budget(text)
+        except (OSError, ValueError, TypeError, KeyError, AttributeError, InputError) as exc:
+            self.error = f"The message in {self._path} makes no sense ({exc})."
+            return None, None
+        return number, text
+
+
+@dataclass(frozen=True, slots=True)
+class RunningRun:
+    """A run under way on this machine."""
+
+    folder: Path
+    pid: int
+    job: str
+    device: str
+
+
+@contextlib.contextmanager
+def register_run(folder: Path | str, job: str, device: str) -> Iterator[str | None]:
+    """List a run as under way; gives a warning where that cannot be done, which is no reason not to train."""
+    pid = os.getpid()
+    entry = {
+        "folder": str(Path(folder).absolute()),
+        "pid": pid,
+        "job": job,
+        "device": device,
+        "process_started": _process_started(pid),
+    }
+    place = state_dir() / "runs"
+    path, warning = place / f"{pid}.json", None
+    for number in count(2):  # a process may train on several devices
+        if _alive(path) is None:
+            break
+        path = place / f"{pid}-{number}.json"
+    try:
+        place.mkdir(parents=True, exist_ok=True)
+        _write_whole(path, entry)
+    except OSError as exc:
+        warning = f"This run cannot be listed in {place} ({exc.strerror}): name its folder to change its budget."
+    try:
+        yield warning
+    finally:
+        with contextlib.suppress(OSError):
+            path.unlink(missing_ok=True)
+
+
+def running_runs() -> tuple[RunningRun, ...]:
+    """The runs under way on this machine; entries of processes that died are removed."""
+    found = []
+    for place in journal_folders():
+        for path in sorted((place / "runs").glob("*.json")):
+            run = _alive(path)
+            if run is not None:
+                found.append(run)
+            else:
+                with contextlib.suppress(OSError):  # root's entries are root's to remove
+                    path.unlink(missing_ok=True)
+    return tuple(found)
+
+
+def run_folder(named: Path | None) -> Path:
+    """The folder of the run that is meant: the named one, else that of the only run under way."""
+    if named is not None:
+        if not (named / "log.jsonl").is_file():
+            raise InputError(f"There is no run in {named}.", hint="Name the folder that holds its log.jsonl.")
+        return named.absolute()
+    found = running_runs()
+    if not found:
+        raise InputError("No run is under way.", hint="Start one with `underwatt run`, or name a folder with --run.")
+    if len(found) > 1:
+        listed = ", ".join(f"{one.folder} ({one.job})" for one in found)
+        raise InputError(f"{len(found)} runs are under way.", hint=f"Choose one with --run: {listed}.")
+    return found[0].folder
+
+
+def _alive(path: Path) -> RunningRun | None:
+    try:
+        entry = json.loads(path.read_text(encoding="utf-8"))
+        run = RunningRun(Path(entry["folder"]), int(entry["pid"]), str(entry["job"]), str(entry["device"]))
+        started = entry["process_started"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    try:
+        os.kill(run.pid, 0)
+    except PermissionError:
+        pass  # alive, and somebody else's
+    except (OSError, OverflowError):
+        return None
+    return run if _process_started(run.pid) == started else None
+
+
+def _process_started(pid: int) -> str | None:
+    """When a process started, in the kernel's ticks: after a reboot the same number is another process."""
+    try:
+        status = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return None
+    return status.rpartition(")")[2].split()[19]
+
+
+def _write_whole(path: Path, content: object) -> None:
+    """Write a file that readers see whole or not at all."""
+    temporary = path.with_name(f"{path.name}.{os.getpid()}.{threading.get_ident()}.tmp")
+    try:
+        temporary.write_text(json.dumps(content), encoding="utf-8")
+        temporary.replace(path)
+    except OSError:
+        with contextlib.suppress(OSError):
+            temporary.unlink(missing_ok=True)
+        raise

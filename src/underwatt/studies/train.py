@@ -1,0 +1,140 @@
+"""One training on proxy data until the target: how many samples did it take?
+
+Every batch size is scored after the same numbers of samples, so that none gets more chances than another to be lucky;
+between two scores the crossing of the target is interpolated. A run ends as never reached, which is recorded as such:
+
+- at its limit of samples,
+- when its loss or score is no longer a number,
+- when it has taken so many times the samples of the best run known that its batch size cannot be the choice.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from underwatt.errors import InputError, JobError
+from underwatt.jobs._torch import torch
+from underwatt.jobs.faults import job_faults
+from underwatt.jobs.training import Training, train_and_test
+from underwatt.records import ConvergenceRun
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from underwatt.jobs.job import Job
+
+DEFAULT_PASSES = 30
+
+
+@dataclass(frozen=True, slots=True)
+class Effort:
+    """How long a run may go on, and how often it is scored; both in samples, alike for all batch sizes."""
+
+    limit_samples: int
+    evaluate_every_samples: int
+
+    def __post_init__(self) -> None:
+        if self.limit_samples < 1 or self.evaluate_every_samples < 1:
+            raise InputError(
+                f"A limit of {self.limit_samples} samples with a score every {self.evaluate_every_samples} makes no "
+                "sense.",
+                hint="Both must be at least 1.",
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """A run that is over: the record, how it ended, and its scores on the way."""
+
+    run: ConvergenceRun
+    ended: str  # "reached", "limit", "diverged" or "hopeless"
+    trained_samples: int
+    scores: tuple[tuple[int, float], ...]
+
+
+def usual_effort(job: Job, passes: float = DEFAULT_PASSES) -> Effort:
+    """Scores often enough to see the target crossed, and no more than a third of the work; a limit in passes."""
+    train, test = train_and_test(job, proxy=True)
+    every = max(len(train) // 5, len(test), *job.batch_sizes)
+    return Effort(max(every, math.ceil(passes * len(train))), every)
+
+
+def train_to_target(
+    job: Job,
+    batch_size: int,
+    seed: int,
+    effort: Effort,
+    *,
+    hopeless_samples: float = math.inf,
+    on_score: Callable[[int, float], None] | None = None,
+) -> Outcome:
+    """Train the job on its proxy data (its data where it has none) at a batch size until its target.
+
+    The same seed gives the same result on the same machine. ``hopeless_samples`` is where a run is given up because
+    another is known to be that much better.
+    """
+    devices = list(range(torch.cuda.device_count()))
+    # Who calls this keeps their own random numbers.
+    with job_faults(batch_size, f", seed {seed}"), torch.random.fork_rng(devices):
+        torch.manual_seed(seed)
+        return _train(job, batch_size, seed, effort, hopeless_samples, on_score)
+
+
+def _train(
+    job: Job,
+    batch_size: int,
+    seed: int,
+    effort: Effort,
+    hopeless_samples: float,
+    on_score: Callable[[int, float], None] | None,
+) -> Outcome:
+    training = Training(job, batch_size, proxy=True, seed=seed)
+    scores: list[tuple[int, float]] = [(0, training.evaluate())]
+    if job.reached(scores[0][1]):
+        raise JobError(
+            f"The model meets the target of {job.target:g} before it is trained ({scores[0][1]:g}).",
+            hint="Choose a harder target.",
+        )
+    ended = ""
+    samples_to_target = math.nan
+    try:
+        while not ended:
+            loss = _train_stretch(training, effort)
+            score = training.evaluate()
+            scores.append((training.samples, score))
+            if on_score is not None:
+                on_score(training.samples, score)
+            if job.reached(score):
+                ended, samples_to_target = "reached", crossing(scores[-2], scores[-1], job.target)
+            elif not (math.isfinite(loss) and math.isfinite(score)):
+                ended = "diverged"
+            elif training.samples >= effort.limit_samples:
+                ended = "limit"
+            elif training.samples >= hopeless_samples:
+                ended = "hopeless"
+    finally:
+        training.close()
+    given_up = float(training.samples) if ended in ("limit", "hopeless") else math.nan
+    run = ConvergenceRun(batch_size, job.target, samples_to_target, seed, job.lr_at(batch_size), given_up)
+    return Outcome(run, ended, training.samples, tuple(scores))
+
+
+def _train_stretch(training: Training, effort: Effort) -> float:
+    """Train up to the next score; the last loss."""
+    every = effort.evaluate_every_samples
+    until = (training.samples // every + 1) * every
+    loss = training.step()
+    while training.samples < until:
+        loss = training.step()
+    return float(loss)
+
+
+def crossing(before: tuple[int, float], after: tuple[int, float], target: float) -> float:
+    """Samples at which a line between two scores crosses the target; at least one sample."""
+    (samples_before, score_before), (samples_after, score_after) = before, after
+    if not math.isfinite(score_before) or score_after == score_before:
+        return float(samples_after)
+    share = (target - score_before) / (score_after - score_before)
+    return max(1.0, samples_before + min(max(share, 0.0), 1.0) * (samples_after - samples_before))

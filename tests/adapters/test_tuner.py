@@ -1,0 +1,172 @@
+"""The in-loop form on virtual boards: what it promises when all goes well."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from run_world import NET, SIZES, Hurt, Numbers, found_mode, log_of, train, tuned, virtual
+
+from underwatt.control.options import ControlOptions
+from underwatt.errors import InputError
+from underwatt.runlog.inbox import running_runs
+from underwatt.store.store import Store
+
+CHILD = Path(__file__).parents[1] / "helpers" / "tuner_child.py"
+
+
+# All goes well
+
+
+def test_every_sample_of_a_pass_is_trained_once_while_settings_change(tmp_path: Path) -> None:
+    device = virtual()
+    before = found_mode(device)
+    with tuned(device, folder=tmp_path, budget_w=8.0) as tuner:
+        seen, sizes = [], set()
+        for batch in tuner.loader(Numbers(4001), shuffle=True):
+            sizes.add(len(batch))
+            seen += batch.tolist()
+            tuner.step(loss=torch.tensor(0.5))
+        assert tuner.samples == 4001
+        assert found_mode(device) != before
+    assert sorted(seen) == list(range(4001))
+    assert len(sizes) > 2, "the batch size never changed: nothing was tried"
+    assert found_mode(device) == before
+    log = log_of(tmp_path)
+    assert log.end["outcome"] == "finished"
+    assert log.end["restored"]
+    assert (log.end["samples"], log.end["steps"]) == (4001, len(device.board._phases) and log.end["steps"])
+    assert log.of("progress")[-1]["loss"] == 0.5
+    assert log.start["batch_sizes"] == list(SIZES)
+    assert log.energy_j() == pytest.approx(log.end["energy_j"], rel=0.02)
+
+
+def test_worker_processes_prepare_batches_and_none_is_lost() -> None:
+    with tuned(virtual(), budget_w=8.0) as tuner:
+        seen: list[int] = []
+        for batch in tuner.loader(Numbers(700), shuffle=True, num_workers=1):
+            seen += batch.tolist()
+            tuner.step()
+    assert sorted(seen) == list(range(700))
+
+
+def test_the_last_batch_may_be_dropped() -> None:
+    with tuned(virtual(), batch_sizes=(64,)) as tuner:
+        sizes = []
+        for batch in tuner.loader(Numbers(150), drop_last=True):
+            sizes.append(len(batch))
+            tuner.step()
+    assert sizes == [64, 64]
+
+
+def test_a_step_that_was_not_reported_is_said() -> None:
+    with tuned(virtual()) as tuner, pytest.raises(InputError, match=r"tuner\.step"):
+        for _ in tuner.loader(Numbers(300)):
+            pass
+
+
+def test_leaving_a_pass_early_is_no_mistake() -> None:
+    with tuned(virtual()) as tuner:
+        for _ in range(3):
+            for _batch in tuner.loader(Numbers(300)):
+                tuner.step()
+                break
+        assert tuner.samples > 0
+
+
+@pytest.mark.parametrize(
+    ("dataset", "more"),
+    [(iter([1, 2]), {}), (Numbers(5), {"batch_size": 4}), (Numbers(5), {"sampler": [1]})],
+)
+def test_a_loader_that_cannot_be_made_says_why(dataset: Any, more: dict[str, Any]) -> None:
+    with tuned(virtual()) as tuner, pytest.raises(InputError):
+        next(iter(tuner.loader(dataset, **more)))
+
+
+@pytest.mark.parametrize("budget", [{}, {"budget_w": 9.0, "budget": "9W"}, {"budget": "9 cats"}])
+def test_a_tuner_without_one_budget_says_so(budget: dict[str, Any]) -> None:
+    from underwatt.adapters.tuner import tune
+
+    with pytest.raises(InputError):
+        tune(device=virtual(), cost=NET, batch_sizes=SIZES, **budget)
+
+
+def test_a_simulated_device_asks_for_the_cost() -> None:
+    with pytest.raises(InputError, match="simulated"), tuned(virtual(), cost=None):  # type: ignore[arg-type]
+        pass
+
+
+def test_testing_belongs_to_no_step(tmp_path: Path) -> None:
+    device = virtual()
+    with tuned(device, folder=tmp_path) as tuner:
+        train(tuner, 40)
+        step_s = device.board.true_step_s(NET, tuner.setting.mode, tuner.batch_size)
+        for _ in range(5):
+            train(tuner, 4)
+            with tuner.testing():
+                device.clock.sleep(5.0)
+    for event in log_of(tmp_path).of("progress")[-20:]:
+        assert event["step_s"] is None or event["step_s"] < 1.5 * step_s
+
+
+def test_a_scheduler_within_the_step_goes_its_own_way() -> None:
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.64)
+    scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 / (1 + step))
+    with tuned(virtual(), optimizer=optimizer) as tuner:
+        for count, _ in enumerate(tuner.loader(Numbers(400)), start=1):
+            optimizer.step()
+            scheduler.step()
+            tuner.step()
+            assert optimizer.param_groups[0]["lr"] == pytest.approx(0.64 / (1 + count))
+
+
+def test_the_learning_rate_follows_and_comes_back() -> None:
+    parameter = torch.nn.Parameter(torch.zeros(1))
+    optimizer = torch.optim.SGD([parameter], lr=0.64)
+    with tuned(virtual(), optimizer=optimizer) as tuner:
+        for batch in tuner.loader(Numbers(1500)):
+            before = parameter.item()
+            parameter.grad = torch.ones(1)
+            optimizer.step()
+            assert before - parameter.item() == pytest.approx(0.01 * len(batch), rel=1e-3)
+            tuner.step()
+            assert optimizer.param_groups[0]["lr"] == 0.64
+    parameter.grad = torch.ones(1)
+    before = parameter.item()
+    optimizer.step()
+    assert before - parameter.item() == pytest.approx(0.64, rel=1e-3)
+
+
+def test_what_was_measured_is_known_the_next_time(tmp_path: Path) -> None:
+    for count in range(2):
+        with tuned(
+            virtual(), folder=tmp_path / str(count), store=tmp_path / "store.db", options=ControlOptions(most_a_level=6)
+        ) as tuner:
+            train(tuner, 30)
+    first, second = (
+        [json.dumps(event["measurement"]["setting"]) for event in log_of(tmp_path / str(count)).of("measured")]
+        for count in range(2)
+    )
+    assert len(first) >= 5
+    assert len(second) <= len(first)
+    assert not set(first) & set(second), "what is known was measured again"
+    with Store(tmp_path / "store.db", create=False) as store:
+        assert store.summaries()[0].measured == len(first) + len(second)
+
+
+def test_stored_measurements_of_other_knobs_are_left_aside(tmp_path: Path) -> None:
+    """A store filled by a user who may set clocks is of little use to one who may not, and no reason to fail."""
+    with tuned(virtual(), store=tmp_path / "store.db") as tuner:
+        train(tuner, 20)
+    with tuned(Hurt(virtual(), knobs=False), store=tmp_path / "store.db") as tuner:
+        train(tuner, 5)
+        assert tuner.samples > 0
+
+
+def test_a_run_is_listed_while_it_lasts(tmp_path: Path) -> None:
+    with tuned(virtual(), folder=tmp_path):
+        assert [run.folder for run in running_runs()] == [tmp_path]
+    assert running_runs() == ()

@@ -1,0 +1,183 @@
+"""The controller on virtual boards when things break: sensors, clocks, memory; and that the board is put back."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from run_world import (
+    NET,
+    QUICK,
+    Hurt,
+    experienced,
+    running,
+    setting_of,
+    settle,
+    virtual,
+    watts,
+)
+
+from underwatt.control.options import ControlOptions
+from underwatt.device.session import Session
+from underwatt.errors import SensorError
+from underwatt.records import Status
+
+SETTLED_S = 40.0
+
+
+def test_a_sensor_lost_during_the_first_measurement_is_waited_for() -> None:
+    device = Hurt(virtual())
+    with running(device, watts(9.0)) as run:
+        run.train(0.7)
+        lost_s = run.elapsed_s
+        device.silent = lambda: run.elapsed_s - lost_s < 3.0
+        run.train(60)
+        assert run.holds()
+
+
+def test_a_sensor_lost_for_good_during_the_first_measurement_ends_the_run() -> None:
+    device = Hurt(virtual())
+    with running(device, watts(9.0)) as run:
+        run.train(0.7)
+        device.silent = lambda: True
+        with pytest.raises(SensorError, match="could not be read for"):
+            run.train(30)
+
+
+def test_a_sensor_that_is_back_in_time_is_no_lost_sensor() -> None:
+    device = Hurt(virtual())
+    with experienced(device, watts(9.0)) as run:
+        settle(run)
+        lost_s = run.elapsed_s
+        device.silent = lambda: run.elapsed_s - lost_s < 8.0
+        run.train(30)
+        assert run.notes("info")[-1] == "Power can be read again."
+
+
+def test_a_reading_that_fails_now_and_then_is_no_lost_sensor() -> None:
+    device = Hurt(virtual())
+    with experienced(device, watts(9.0)) as run:
+        settle(run)
+        begun_s = run.elapsed_s
+        device.silent = lambda: (run.elapsed_s - begun_s) % 3.0 < 0.11
+        run.train(40)
+        assert len(run.notes("warning")) <= 20
+
+
+def test_a_reading_that_fails_each_second_does_not_stall_the_search() -> None:
+    device = Hurt(virtual())
+    device.silent = lambda: 0.35 <= device.clock.now_s() % 1.0 < 0.45
+    with running(device, watts(9.0), options=QUICK) as run:
+        run.train(SETTLED_S, until=run.holds)
+        assert run.holds()
+
+
+def test_a_refused_mode_during_a_correction_falls_back() -> None:
+    device = Hurt(virtual())
+    with experienced(device, watts(12.0)) as run:
+        settle(run)
+        held = run.controller.setting
+        assert held is not None
+        refused: list[Any] = []
+
+        def refuses(mode: Any) -> bool:
+            if mode != held.mode and len(refused) < 2:
+                refused.append(mode)
+            return mode in refused
+
+        device.refuses = refuses
+        device.applied.clear()
+        device.board.disturb(extra_w=2.0)
+        run.train(40)
+        mean_w, _ = run.train(30)
+    assert mean_w <= 12.0 * 1.01
+    assert run.controller.setting is not None
+    assert run.controller.setting.mode not in refused
+    assert all(device.applied.count(mode) == 1 for mode in refused if mode != held.mode)
+
+
+def test_out_of_memory_goes_back_to_the_last_good_batch_size() -> None:
+    with experienced(virtual(), watts(9.0)) as run:
+        settle(run)
+        setting = run.controller.setting
+        assert setting is not None
+        after = run.controller.out_of_memory(setting.batch_size)
+        assert after.batch_size < setting.batch_size
+        assert any(m.setting == after for m in run.controller.measurements())
+        before = len(run.said("setting"))
+        run.train(40)
+        assert all(setting_of(f).batch_size < setting.batch_size for f in run.said("setting")[before:])
+
+
+def test_a_first_batch_that_does_not_fit_is_left_for_a_smaller_one() -> None:
+    with running(virtual(), watts(9.0)) as run:
+        first = run.controller.setting
+        assert first is not None
+        run.controller.setting = replace(first, batch_size=32)  # as if the search had begun with it
+        assert run.controller.out_of_memory(32).batch_size < 32
+        run.train(20)
+        assert all(setting_of(fields).batch_size < 32 for fields in run.said("setting"))
+
+
+def test_what_is_no_training_does_not_spoil_a_measurement() -> None:
+    """A test of the model draws other watts than a pause: they must not be taken for those of the steps."""
+    device = virtual()
+    with running(device, watts(9.0)) as run:
+        for _ in range(12):
+            run.train(1.2)
+            begin_s = device.clock.now_s()
+            until_s = begin_s + 3.0
+            while device.clock.now_s() < until_s:
+                device.run_step(replace(NET, flops_per_sample=4e9), 64)
+            run.controller.interrupted(begin_s, device.clock.now_s())
+        for fields in run.said("measured"):
+            found = fields["measurement"]
+            truth_w = device.board.true_power_w(NET, found.setting.mode, found.setting.batch_size)
+            assert found.power_w == pytest.approx(truth_w, rel=0.12)
+
+
+def test_the_board_is_put_back_whatever_the_controller_did() -> None:
+    device = virtual()
+    before = dict(device.snapshot())
+    with running(device, watts(9.0)) as run:
+        run.train(20)
+        assert dict(device.snapshot()) != before
+    assert dict(device.snapshot()) == before
+
+
+def test_measurements_are_told_with_what_they_cost() -> None:
+    with running(virtual(), watts(9.0)) as run:
+        run.train(30)
+        found = [fields["measurement"] for fields in run.said("measured")]
+        assert found
+        for measurement in found:
+            assert measurement.status is Status.OK
+            assert 0 < measurement.cost_s < 15
+            assert math.isfinite(measurement.power_w)
+
+
+def test_time_left_shrinks_with_progress() -> None:
+    with experienced(virtual(), watts(9.0)) as run:
+        assert run.controller.time_left_s == math.inf
+        settle(run)
+        whole_s = run.controller.time_left_s
+        run.controller.progressed(0.5)
+        assert run.controller.time_left_s == pytest.approx(whole_s / 2)
+
+
+def test_energy_is_counted_as_it_is_drawn() -> None:
+    device = virtual()
+    with running(device, watts(9.0)) as run:
+        begin_j = device.board.energy_j
+        run.train(60)
+        assert run.controller.energy_j == pytest.approx(device.board.energy_j - begin_j, rel=0.02)
+
+
+def test_a_session_of_ones_own_works_too() -> None:
+    """The controller needs nothing but the session, the meter, the problem and the budget."""
+    device = virtual()
+    with Session(device), running(device, watts(9.0), options=ControlOptions(look_s=0.5)) as run:
+        run.train(10)
+        assert run.controller.energy_j > 0

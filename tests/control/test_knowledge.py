@@ -1,0 +1,156 @@
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from underwatt.budget import Budget
+from underwatt.control.knowledge import LARGEST_RELIEF, LEAP, Drift, Knowledge, Surprise
+from underwatt.planning.problem import Problem
+from underwatt.predict.base import SettingArray
+from underwatt.records import Measurement, PowerMode, Setting, Status
+
+MODES = np.array([[300.0], [600.0], [900.0]])
+
+
+def problem(power_w: float = 10.0, **more: float) -> Problem:
+    return Problem.of(SettingArray.product(("gpu_mhz",), MODES, (8, 16)), Budget(power_w=power_w), **more)  # type: ignore[arg-type]
+
+
+def at(gpu_mhz: float, size: int) -> Setting:
+    return Setting(PowerMode(gpu_mhz=gpu_mhz), size)
+
+
+def measured(gpu_mhz: float, size: int, step_s: float, power_w: float, **more: float) -> Measurement:
+    return Measurement(
+        at(gpu_mhz, size), step_s=step_s, power_w=power_w, peak_w=power_w, **{"power_w_ci95": 0.02 * power_w, **more}
+    )
+
+
+KNOWN = (measured(300, 8, 0.2, 5.0), measured(600, 8, 0.1, 8.0), measured(900, 16, 0.15, 12.0))
+
+
+@given(st.floats(-3.0, 5.0), st.floats(0.5, 20.0))
+def test_drift_is_taken_out_as_it_was_put_in(extra_w: float, slow: float) -> None:
+    drift = Drift(extra_w, slow)
+    there = replace(KNOWN[1], power_w=8.0 + extra_w, peak_w=8.0 + extra_w, step_s=0.1 * slow)
+    seen = drift.seen_from(there)
+    assert (seen.power_w, seen.peak_w, seen.step_s) == pytest.approx((8.0, 8.0, 0.1))
+    failed = Measurement(at(300, 8), status=Status.FAILED)
+    assert drift.seen_from(failed) is failed
+
+
+def test_the_best_fits_and_where_none_does_it_draws_least() -> None:
+    knowledge = Knowledge(problem(), KNOWN)
+    assert knowledge.best(problem(10.0)).measurement.setting == at(600, 8)  # type: ignore[union-attr]
+    assert knowledge.best(problem(20.0)).measurement.setting == at(900, 16)  # type: ignore[union-attr]
+    assert knowledge.best(problem(3.0)).measurement.setting == at(300, 8)  # type: ignore[union-attr]
+    assert knowledge.best(problem(20.0), 700).measurement.setting == at(600, 8)  # type: ignore[union-attr]
+    assert Knowledge(problem()).best(problem()) is None
+
+
+def test_what_was_refused_or_does_not_fit_is_not_offered_again() -> None:
+    knowledge = Knowledge(problem(), KNOWN)
+    knowledge.refuse(PowerMode(gpu_mhz=600))
+    assert not knowledge.usable(at(600, 16))
+    assert {m.setting for m in knowledge.measurements()} == {at(300, 8), at(900, 16)}
+    knowledge.add(Measurement(at(300, 16), status=Status.OUT_OF_MEMORY))
+    assert {m.setting for m in knowledge.measurements()} == {at(300, 8)}
+    assert not knowledge.usable(at(900, 32))
+    assert knowledge.usable(at(900, 8))
+
+
+def test_the_newest_measurement_of_a_setting_counts() -> None:
+    knowledge = Knowledge(problem(), KNOWN)
+    knowledge.add(measured(600, 8, 0.12, 9.0))
+    assert knowledge.of(at(600, 8)).power_w == 9.0  # type: ignore[union-attr]
+    knowledge.add(Measurement(at(600, 8), status=Status.FAILED))
+    assert knowledge.of(at(600, 8)) is not None
+    knowledge.add(measured(600, 32, 0.3, 9.0))  # a batch size that is no candidate any more
+    assert knowledge.of(at(600, 32)) is None
+
+
+@given(st.floats(LEAP + 0.02 + 0.001, 2.0))  # its interval is ±2%
+def test_a_leap_is_the_devices_alone_and_known_at_once(share: float) -> None:
+    knowledge = Knowledge(problem(), KNOWN)
+    assert knowledge.observe(at(600, 8), 8.0 * (1 + share), math.nan, 0.5) is Surprise.LEAP
+    assert knowledge.drift.extra_w == pytest.approx(8.0 * share)
+    assert knowledge.of(at(600, 8)).power_w == 8.0  # type: ignore[union-attr]
+    assert knowledge.effective_w(10.0) == pytest.approx(max(10.0 - 8.0 * share, 1e-3))
+
+
+@given(st.floats(0.15, 2.0), st.floats(-0.03, 0.03))
+def test_how_far_the_device_has_leapt_is_seen_in_the_next_looks(share: float, more: float) -> None:
+    """A sensor lags: the first reading above what was expected is one on its way up."""
+    knowledge = Knowledge(problem(), KNOWN)
+    knowledge.observe(at(600, 8), 8.0 * (1 + share), math.nan, 0.5)
+    now_w = 8.0 * (1 + share + more)
+    assert knowledge.observe(at(600, 8), now_w, 0.1, 4.0) is Surprise.SMALL
+    assert knowledge.drift.extra_w == pytest.approx(now_w - 8.0, abs=0.02 + 0.1 * abs(8.0 * more))
+    assert knowledge.observe(at(600, 8), 8.0, math.nan, 0.5) is Surprise.LEAP
+
+
+@given(st.floats(0.3, 1.0), st.booleans())
+def test_what_a_short_or_blurred_look_may_err_is_no_leap(share: float, short: bool) -> None:
+    rough = replace(KNOWN[0], power_w_ci95=0.8) if short else KNOWN[0]
+    knowledge = Knowledge(problem(), [rough, *KNOWN[1:]])
+    seen_w = rough.power_w * (1 + LEAP) + 0.8 * share - 0.01
+    surprise = knowledge.observe(rough.setting, seen_w, math.nan, 4.0, 0.0 if short else 0.4)
+    assert surprise is Surprise.SMALL
+    assert knowledge.drift.extra_w < 0.5 * (seen_w - rough.power_w)
+
+
+def test_steps_that_slow_down_are_seen_also_where_their_watts_are_not() -> None:
+    knowledge = Knowledge(problem(), KNOWN)
+    known = knowledge.of(at(600, 8))
+    assert known is not None
+    assert knowledge.observe(at(600, 8), math.nan, 1.2 * known.step_s, 4.0) is Surprise.LEAP
+    assert knowledge.drift.slow_factor == pytest.approx(1.2)
+    assert knowledge.drift.extra_w == 0.0
+
+
+@given(st.lists(st.floats(-0.9 * LEAP, 0.9 * LEAP), min_size=1, max_size=30))
+def test_small_differences_are_believed_in_part_and_never_overshoot(shares: list[float]) -> None:
+    knowledge = Knowledge(problem(), KNOWN)
+    for share in shares:
+        expected_w = knowledge.of(at(600, 8)).power_w + knowledge.drift.extra_w  # type: ignore[union-attr]
+        seen_w = expected_w + share * 8.0 * 0.9
+        if knowledge.observe(at(600, 8), seen_w, 0.1, 4.0) is Surprise.LEAP:
+            continue
+        now_w = knowledge.of(at(600, 8)).power_w + knowledge.drift.extra_w  # type: ignore[union-attr]
+        low_w, high_w = sorted((expected_w, seen_w))
+        assert low_w - 1e-9 <= now_w <= high_w + 1e-9
+
+
+def test_a_setting_that_was_seen_for_long_is_known_ever_better() -> None:
+    knowledge = Knowledge(problem(), KNOWN)
+    for _ in range(40):
+        knowledge.observe(at(600, 8), 8.2, 0.1, 4.0)
+    known = knowledge.of(at(600, 8))
+    assert known is not None
+    assert known.power_w + knowledge.drift.extra_w == pytest.approx(8.2, rel=0.002)
+    assert known.power_w_ci95 < KNOWN[1].power_w_ci95
+
+
+def test_a_device_that_draws_much_less_is_throttled_and_no_gift() -> None:
+    knowledge = Knowledge(problem(), KNOWN)
+    knowledge.observe(at(600, 8), 4.0, 0.3, 4.0)
+    assert knowledge.drift.extra_w == pytest.approx(-LARGEST_RELIEF * 8.0)
+    assert knowledge.drift.slow_factor == pytest.approx(3.0)
+
+
+def test_an_outcome_is_asked_of_what_is_known() -> None:
+    knowledge = Knowledge(problem(), KNOWN)
+    assert knowledge.outcome(at(300, 16), problem()) is None
+    found = knowledge.outcome(at(900, 16), problem(10.0))
+    assert found is not None
+    assert not found.fits
+    pausing = problem(10.0, idle_w=4.0)
+    found = knowledge.outcome(at(900, 16), pausing)
+    assert found is not None
+    assert found.fits
+    assert found.time_s == pytest.approx(0.15 / 16 / ((10.0 - 4.0) / (12.24 - 4.0)))

@@ -1,0 +1,76 @@
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from underwatt.budget import Budget, Schedule, Watts, parse_budget, parse_schedule
+from underwatt.control.live import POLL_S, LiveBudget
+from underwatt.errors import InputError
+from underwatt.runlog.inbox import Inbox, post_budget
+
+LEVELS = st.lists(st.tuples(st.floats(0.1, 500.0), st.floats(1.0, 300.0)), min_size=1, max_size=8)
+
+
+def schedule_of(levels: list[tuple[float, float]]) -> Schedule:
+    at_s, steps = 0.0, []
+    for seconds, power_w in levels:
+        steps.append((at_s, power_w))
+        at_s += seconds
+    return Schedule.of(steps)
+
+
+@given(LEVELS, st.floats(0.0, 2000.0), st.floats(0.0, 500.0))
+def test_the_lowest_of_an_interval_is_the_lowest_of_its_moments(
+    levels: list[tuple[float, float]], begin_s: float, seconds: float
+) -> None:
+    live = LiveBudget(Budget(power_w=1.0), schedule_of(levels))
+    end_s = begin_s + seconds
+    moments = [begin_s] + [at_s for at_s in live.schedule.begins_s if begin_s <= at_s < end_s]  # type: ignore[union-attr]
+    assert live.lowest_w(begin_s, end_s) == min(live.power_w(at_s) for at_s in moments)
+    assert live.next_change_s(begin_s) > begin_s
+
+
+@given(st.floats(0, 86_399), st.floats(0, 200_000))
+def test_a_daily_schedule_counts_from_the_time_of_day_at_the_start(start_s: float, elapsed_s: float) -> None:
+    schedule = parse_schedule("08:00-18:00=15W,else=7W")
+    live = LiveBudget(Budget(power_w=15.0), schedule, time_of_day_s=start_s)
+    clock_s = (start_s + elapsed_s) % 86_400
+    if min(abs(clock_s - edge) for edge in (0, 8 * 3600, 18 * 3600, 86_400)) > 1e-3:
+        assert live.power_w(elapsed_s) == (15.0 if 8 * 3600 <= clock_s < 18 * 3600 else 7.0)
+
+
+def test_without_watts_nothing_is_bounded_until_somebody_says_so() -> None:
+    live = LiveBudget(parse_budget("50Wh"))
+    assert live.schedule is None
+    assert (live.power_w(0), live.lowest_w(0, 1e9), live.next_change_s(0)) == (math.inf,) * 3
+    live.change("7W")
+    assert live.lowest_w(0, 1e9) == 7.0
+    assert live.budget.energy_j == 180_000.0
+
+
+def test_watts_that_are_changed_bring_their_meaning() -> None:
+    live = LiveBudget(parse_budget("10W mean over 60s", "2h"))
+    live.change("8W peak")
+    assert live.budget.watts is Watts.PEAK
+    assert live.budget.window_s is None
+    assert live.budget.deadline_s == 7200.0
+    live.change("06:00-07:00=5W,else=6W")
+    assert live.lowest_w(0, 86_400) == 5.0
+    with pytest.raises(InputError, match="bounds no power"):
+        live.change("3h")
+
+
+def test_the_inbox_is_looked_at_a_few_times_a_second(tmp_path: Path) -> None:
+    live = LiveBudget(Budget(power_w=10.0))
+    assert not live.poll(0.0)
+    live.listen(Inbox(tmp_path))
+    assert not live.poll(0.0)
+    post_budget(tmp_path, "7W", "command")
+    assert not live.poll(POLL_S / 2), "looked too soon"
+    assert live.poll(POLL_S)
+    assert live.power_w(POLL_S) == 7.0
+    assert not live.poll(2 * POLL_S)

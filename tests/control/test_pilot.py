@@ -1,0 +1,133 @@
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from run_world import NET, Hurt, virtual, watts
+
+from underwatt.control.pilot import Pilot
+from underwatt.convergence.curve import SampleTable
+from underwatt.errors import ApplyError, InputError, OutOfMemoryError
+from underwatt.records import WorkloadInfo
+from underwatt.runlog.log import RunLog, read_log
+
+WORKLOAD = WorkloadInfo("job", "0123")
+
+
+def make(device: Any, folder: Path | None = None, **more: Any) -> Pilot:
+    log = RunLog(folder / "log.jsonl") if folder else None
+    return Pilot(device, WORKLOAD, (8, 16, 32), watts(9.0), cost=NET, log=log, **more)
+
+
+def train(pilot: Pilot, seconds: float, loss: Any = None) -> None:
+    until_s = pilot.elapsed_s + seconds
+    while pilot.elapsed_s < until_s:
+        size = pilot.batch_size
+        pilot.simulate(size)
+        pilot.stepped(size, loss)
+
+
+def test_progress_is_told_about_once_a_second(tmp_path: Path) -> None:
+    with make(virtual(), tmp_path) as pilot:
+        train(pilot, 30, loss=0.25)
+        pilot.scored(0.5, 0.9)
+        pilot.ends("reached")
+        samples, steps = pilot.samples, pilot.steps
+    log = read_log(tmp_path / "log.jsonl")
+    progress = log.of("progress")
+    assert 20 <= len(progress) <= 31
+    assert progress[-1]["loss"] == 0.25
+    assert all(event["budget_w"] == 9.0 for event in progress)
+    assert [event["energy_j"] for event in progress] == sorted(event["energy_j"] for event in progress)
+    assert log.of("score")[0]["value"] == 0.5
+    assert log.end is not None
+    assert (log.end["outcome"], log.end["samples"], log.end["steps"]) == ("reached", samples, steps)
+    assert len(log.power) >= 290
+
+
+def test_a_share_of_the_way_counts_samples_by_their_batch_size() -> None:
+    table = SampleTable({8: 8_000, 16: 10_000, 32: 20_000})
+    with make(virtual(), convergence=table) as pilot:
+        expected = 0.0
+        for _ in range(200):
+            size = pilot.batch_size
+            pilot.simulate(size)
+            pilot.stepped(size)
+            expected += size / {8: 8_000, 16: 10_000, 32: 20_000}[size]
+        assert pilot.share == pytest.approx(expected)
+
+
+def test_a_part_of_a_training_goes_on_counting(tmp_path: Path) -> None:
+    with make(virtual(), tmp_path) as pilot:
+        train(pilot, 5)
+        elapsed_s, energy_j, samples, steps = pilot.elapsed_s, pilot.energy_j, pilot.samples, pilot.steps
+    again = make(virtual(), tmp_path, elapsed_s=elapsed_s)
+    again.continues(samples=samples, steps=steps, share=0.1, energy_j=energy_j)
+    with again:
+        assert again.elapsed_s == pytest.approx(elapsed_s, abs=0.1)
+        train(again, 5)
+        assert again.samples > samples
+        assert again.energy_j > 1.5 * energy_j
+    log = read_log(tmp_path / "log.jsonl")
+    assert len(log.of("start")) == len(log.of("resume")) == 1
+    assert log.energy_j() == pytest.approx(again.energy_j, rel=0.05)
+
+
+def test_what_cannot_be_put_back_is_said_in_the_log(tmp_path: Path) -> None:
+    device = Hurt(virtual())
+
+    def refuse(_: object) -> None:
+        raise ApplyError("The bus is gone.")
+
+    with pytest.raises(ApplyError, match="put back"), make(device, tmp_path) as pilot:  # noqa: PT012
+        train(pilot, 5)
+        device.restore = refuse  # type: ignore[method-assign]
+    end = read_log(tmp_path / "log.jsonl").end
+    assert end is not None
+    assert (end["outcome"], end["restored"]) == ("failed", False)
+
+
+def test_where_no_batch_is_small_enough_it_is_said() -> None:
+    with make(virtual()) as pilot:
+        train(pilot, 3)
+        with pytest.raises(OutOfMemoryError, match="does not fit"):  # noqa: PT012
+            while True:
+                pilot.out_of_memory(pilot.batch_size)
+
+
+def test_before_it_is_under_way_there_is_nothing_to_ask() -> None:
+    with pytest.raises(InputError, match="with statement"):
+        make(virtual()).batch_size  # noqa: B018
+
+
+def test_nothing_is_set_where_modes_are_to_be_left_alone() -> None:
+    device = Hurt(virtual(), knobs=False)  # it fails where a knob is set
+    with make(device, set_modes=False) as pilot:
+        train(pilot, 10)
+    assert not any(mode.knobs() for mode in device.applied)
+
+
+def test_a_listener_hears_what_the_log_is_told() -> None:
+    heard: list[str] = []
+    with make(virtual(), listener=lambda kind, _: heard.append(kind)) as pilot:
+        train(pilot, 10)
+        pilot.note("info", "hello")
+    assert heard[0] == "start"
+    assert heard[-1] == "end"
+    assert {"budget", "setting", "measured", "note"} <= set(heard)
+
+
+def test_a_simulated_second_that_takes_long_is_told_of_meanwhile(tmp_path: Path) -> None:
+    with make(virtual(), tmp_path) as pilot:
+        until_s = time.monotonic() + 3.0
+        while time.monotonic() < until_s:
+            size = pilot.batch_size
+            pilot.simulate(size)
+            time.sleep(0.25)  # the real training behind it
+            pilot.stepped(size)
+        simulated_s = pilot.elapsed_s
+    log = read_log(tmp_path / "log.jsonl")
+    assert simulated_s < 2.0
+    assert len(log.of("progress")) >= 2

@@ -1,0 +1,74 @@
+"""What a budget leaves: watts, pauses, and what waiting is reckoned to draw."""
+
+from __future__ import annotations
+
+import pytest
+from run_world import SIZES, virtual
+
+from underwatt.budget import Budget
+from underwatt.control.headroom import MOST_IDLE_SHARE, Room
+from underwatt.control.knowledge import Drift, Knowledge
+from underwatt.control.live import LiveBudget
+from underwatt.errors import BudgetError
+from underwatt.planning.problem import Problem
+from underwatt.predict.base import SettingArray
+from underwatt.records import Measurement
+
+
+def made(*, knobs: bool = True, idle_w: float | None = 3.0, power_w: float = 8.0) -> tuple[Room, LiveBudget, Knowledge]:
+    space = virtual().space if knobs else virtual().space.only(())
+    candidates = SettingArray.product(tuple(knob.name for knob in space.knobs), space.matrix(), SIZES)
+    live = LiveBudget(Budget(power_w=power_w))
+    problem = Problem.of(candidates, live.budget, idle_w=idle_w)
+    knowledge = Knowledge(problem)
+    room = Room(problem, live, knowledge, counts_joules=False, can_pause=True)
+    room.budget_w = power_w
+    return room, live, knowledge
+
+
+def test_what_another_process_draws_it_draws_in_pauses_too() -> None:
+    room, _, knowledge = made()
+    before_w = room.idle_w
+    knowledge.drift = Drift(extra_w=0.8)
+    assert room.idle_w == pytest.approx(before_w + 0.8)
+    knowledge.drift = Drift(extra_w=100.0)
+    assert room.idle_w == pytest.approx(MOST_IDLE_SHARE * 8.0), "one wrong reading must not stop a training"
+    knowledge.drift = Drift(extra_w=-1.0)
+    assert room.idle_w == pytest.approx(before_w)
+
+
+def test_what_was_seen_while_waiting_counts_in_full() -> None:
+    room, _, _ = made()
+    room.floor_w = 9.0
+    assert room.idle_w == 9.0
+
+
+def test_without_clocks_waiting_draws_what_it_was_found_to_draw() -> None:
+    room, _, knowledge = made(knobs=False)
+    knowledge.drift = Drift(extra_w=0.8)
+    assert room.idle_w == 3.0
+    assert room.can_wait(8.0)
+    assert not room.can_wait(3.0)
+    with pytest.raises(BudgetError, match="while it waits"):
+        room.check(3.0)
+
+
+def test_a_change_of_what_watts_mean_is_followed() -> None:
+    room, live, _ = made(knobs=False)
+    assert (room.can_pause, room.watches) == (True, False)
+    live.change("8W peak")
+    assert (room.can_pause, room.watches) == (False, True)
+    live.change("7W")  # says nothing about their meaning
+    assert (room.can_pause, room.watches) == (False, True)
+
+
+def test_a_peak_that_was_seen_is_remembered_without_drift() -> None:
+    room, _, knowledge = made()
+    setting = room.problem().candidates[0]
+    knowledge.add(Measurement(setting, step_s=0.1, power_w=5.0, peak_w=5.5))
+    knowledge.drift = Drift(extra_w=0.5)
+    knowledge.saw_peak(setting, 7.0)
+    known = knowledge.of(setting)
+    assert known is not None
+    assert known.peak_w == pytest.approx(6.5)
+    assert knowledge.lowest() == setting

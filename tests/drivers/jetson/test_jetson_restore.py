@@ -1,0 +1,226 @@
+from __future__ import annotations
+
+import errno
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import jetson_trees as trees
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from underwatt.drivers.jetson.device import JetsonDevice
+from underwatt.errors import ApplyError, NotPermittedError
+from underwatt.records import PowerMode
+
+ORIN = trees.ORIN_AGX_JP5
+RATE, LOCK = ORIN.emc_files
+
+
+def draw_start(data: st.DataObject, root: Path, tree: trees.Tree) -> None:
+    """Bring a board into any state a user may have left it in."""
+    trees.plant(root, tree)
+    for core in tree.cores[1:]:
+        trees.put(root, f"{trees.CPU}/cpu{core}/online", int(data.draw(st.booleans(), label=f"cpu{core} online")))
+    for cores, table in tree.clusters:
+        low, high = sorted(data.draw(st.tuples(st.sampled_from(table), st.sampled_from(table)), label="cpu range"))
+        policy = f"{trees.CPU}/cpufreq/policy{cores[0]}"
+        trees.put(root, f"{policy}/scaling_min_freq", low)
+        trees.put(root, f"{policy}/scaling_max_freq", high)
+    low, high = sorted(data.draw(st.tuples(*[st.sampled_from(tree.gpu_hz)] * 2), label="gpu range"))
+    trees.put(root, f"{tree.gpu}/min_freq", low)
+    trees.put(root, f"{tree.gpu}/max_freq", high)
+    trees.put(root, tree.emc_files[0], data.draw(st.sampled_from(tree.emc_bounds), label="emc"))
+    trees.put(root, tree.emc_files[1], int(data.draw(st.booleans(), label="emc locked")))
+
+
+def draw_mode(data: st.DataObject, device: JetsonDevice) -> PowerMode:
+    """Any allowed mode, with any of its knobs left alone."""
+    mode = device.space[data.draw(st.integers(0, len(device.space) - 1), label="mode")]
+    alone: Any = {name: None for name in mode.knobs() if data.draw(st.booleans(), label=f"{name} left alone")}
+    return mode.with_knobs(**alone)
+
+
+def board_files(root: Path, tree: trees.Tree, *, manners: bool) -> trees.KernelSysfs:
+    sysfs = trees.KernelSysfs(root, manners=manners)
+    for core in tree.cores if manners else ():
+        sysfs.show_clocks(core, on=sysfs.read_word(f"{trees.CPU}/cpu{core}/online") == "1")
+    return sysfs
+
+
+boards = st.sampled_from(sorted(trees.SETTABLE))
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.data(), boards, st.booleans())
+def test_from_any_state_through_any_modes_and_back(data: st.DataObject, board: str, kernel: bool) -> None:
+    tree = trees.SETTABLE[board]
+    with tempfile.TemporaryDirectory() as folder:
+        root = Path(folder)
+        draw_start(data, root, tree)
+        sysfs = board_files(root, tree, manners=kernel)
+        before = trees.dump(root)
+        device = JetsonDevice(sysfs=sysfs)
+        found = dict(device.snapshot())
+        for _ in range(data.draw(st.integers(1, 3), label="modes")):
+            device.apply(draw_mode(data, device))
+        device.restore(found)
+        assert trees.dump(root) == before
+        device.restore(found)
+        assert trees.dump(root) == before
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.data(), boards, st.booleans())
+def test_a_kill_at_any_write_of_setting_or_restoring(data: st.DataObject, board: str, kernel: bool) -> None:
+    tree = trees.SETTABLE[board]
+    with tempfile.TemporaryDirectory() as folder:
+        root = Path(folder)
+        draw_start(data, root, tree)
+        sysfs = board_files(root, tree, manners=kernel)
+        before = trees.dump(root)
+        device = JetsonDevice(sysfs=sysfs)
+        found = dict(device.snapshot())
+        sysfs.power_cut_at = data.draw(st.integers(0, 40), label="killed at write")
+        try:
+            device.apply(device.space[data.draw(st.integers(0, len(device.space) - 1), label="mode")])
+            device.restore(found)
+        except trees.PowerCutError:
+            pass
+        sysfs.power_cut_at = None
+        JetsonDevice(sysfs=sysfs).restore(found)
+        assert trees.dump(root) == before
+
+
+@pytest.fixture
+def board(tmp_path: Path) -> tuple[JetsonDevice, trees.KernelSysfs]:
+    sysfs = trees.KernelSysfs(trees.plant(tmp_path, ORIN))
+    return JetsonDevice(sysfs=sysfs), sysfs
+
+
+Board = tuple[JetsonDevice, trees.KernelSysfs]
+
+
+def test_a_snapshot_holds_exactly_what_setting_could_change(board: Board) -> None:
+    device, _ = board
+    paths = {f"{trees.CPU}/cpu{core}/online" for core in range(1, 12)}
+    paths |= {f"{trees.CPU}/cpu{core}/cpufreq/scaling_{end}_freq" for core in (0, 4, 8) for end in ("min", "max")}
+    paths |= {f"{ORIN.gpu}/min_freq", f"{ORIN.gpu}/max_freq", RATE, LOCK, "nvpmodel"}
+    assert set(device.snapshot()) == paths
+    assert device.snapshot()["nvpmodel"] == "0"
+    assert device.snapshot()[LOCK] == "0\n"
+
+
+def test_restoring_what_stands_writes_nothing(board: Board) -> None:
+    device, sysfs = board
+    device.restore(device.snapshot())
+    assert sysfs.writes == []
+
+
+def test_cores_come_before_clocks_and_memory_is_unlocked_after_its_rate(board: Board) -> None:
+    device, sysfs = board
+    found = device.snapshot()
+    device.apply(device.space.lowest)
+    sysfs.writes.clear()
+    device.restore(found)
+    order = [path for path, _ in sysfs.writes]
+    last_core = max(at for at, path in enumerate(order) if path.endswith("/online"))
+    first_clock = min(at for at, path in enumerate(order) if path.endswith("_freq"))
+    assert last_core < first_clock
+    assert order.index(RATE) < order.index(LOCK)
+
+
+def test_a_rate_that_the_firmware_owns_is_left_to_it(board: Board) -> None:
+    device, sysfs = board
+    found = device.snapshot()
+    Path(sysfs.full(RATE)).write_text("665600000\n")  # the firmware moved it
+    device.restore(found)
+    assert sysfs.writes == []
+
+
+def test_every_file_that_refuses_is_named_and_the_others_are_put_back(board: Board) -> None:
+    device, sysfs = board
+    found = device.snapshot()
+    device.apply(device.space.lowest)
+    sysfs.refuse = {f"{ORIN.gpu}/max_freq": errno.EIO, f"{trees.CPU}/cpu7/online": errno.EBUSY}
+    with pytest.raises(ApplyError, match=r"Not as it was found: .*ga10b/max_freq.*cpu7/online"):
+        device.restore(found)
+    assert sysfs.read_word(LOCK) == "0"
+    assert sysfs.read_word(f"{trees.CPU}/cpu6/online") == "1"
+    sysfs.refuse.clear()
+    device.restore(found)
+    assert dict(device.snapshot()) == dict(found)
+
+
+def test_without_the_rights_it_says_so(board: Board) -> None:
+    device, sysfs = board
+    found = device.snapshot()
+    device.apply(PowerMode(gpu_mhz=114.75))
+    sysfs.refuse = {f"{ORIN.gpu}/max_freq": errno.EACCES}
+    with pytest.raises(ApplyError, match="sudo underwatt restore") as caught:
+        device.restore(found)
+    assert not isinstance(caught.value, NotPermittedError)
+
+
+def test_a_file_that_is_gone_is_named(board: Board) -> None:
+    device, sysfs = board
+    found = device.snapshot()
+    for name in ("min_freq", "max_freq"):
+        Path(sysfs.full(f"{ORIN.gpu}/{name}")).unlink()
+    with pytest.raises(ApplyError, match=r"min_freq .*no such file"):
+        device.restore(found)
+
+
+def test_a_write_that_is_rounded_while_restoring_is_named(board: Board) -> None:
+    device, sysfs = board
+    found = device.snapshot()
+    device.apply(PowerMode(gpu_mhz=114.75))
+    sysfs.round_to[f"{ORIN.gpu}/max_freq"] = 318_750_000
+    with pytest.raises(ApplyError, match=r"asked for 1300500000 and took 318750000"):
+        device.restore(found)
+
+
+def test_a_switched_nvpmodel_mode_is_told_after_everything_is_put_back(board: Board) -> None:
+    device, sysfs = board
+    found = device.snapshot()
+    device.apply(PowerMode(gpu_mhz=114.75))
+    trees.put(Path(sysfs.root), "var/lib/nvpmodel/status", "pmode:0002")
+    with pytest.raises(ApplyError, match=r"mode was 0 and is now 2.*sudo nvpmodel -m 0"):
+        device.restore(found)
+    assert sysfs.read_word(f"{ORIN.gpu}/max_freq") == "1300500000"
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "etc/passwd",
+        "../../etc/shadow",
+        "sys/devices/../../etc/min_freq",
+        "/etc/min_freq",
+        f"{trees.CPU}/cpu0/online",
+        "sys/kernel/debug/other/rate",
+    ],
+)
+def test_a_tampered_snapshot_writes_only_what_this_driver_sets(board: Board, path: str) -> None:
+    device, sysfs = board
+    target = Path(sysfs.root) / path.lstrip("/").replace("../", "")
+    target.parent.mkdir(parents=True, exist_ok=True)
+    target.write_text("1\n")
+    snapshot = {path: "0\n", path.replace("min_freq", "max_freq"): "0\n"}
+    with pytest.raises(ApplyError, match="not a file that this driver sets"):
+        device.restore(snapshot)
+    assert sysfs.writes == []
+    assert target.read_text() == "1\n"
+
+
+def test_a_cluster_that_slept_when_the_snapshot_was_taken_is_not_left_pinned(board: Board) -> None:
+    device, sysfs = board
+    device.apply(PowerMode(cpu_cores=8))
+    found = device.snapshot()
+    assert f"{trees.CPU}/cpu8/cpufreq/scaling_min_freq" not in found
+    device.apply(PowerMode(cpu_cores=12, cpu_mhz=115.2))
+    device.restore(found)
+    assert dict(device.snapshot()) == dict(found)
+    policy = Path(sysfs.root) / trees.CPU / "cpufreq/policy8"
+    assert (policy / "scaling_max_freq").read_text() == "2201600\n"

@@ -1,0 +1,196 @@
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pynvml
+import pytest
+from fake_nvml import FakeNvml
+
+from underwatt.device.session import Session, restore_all, set_and_leave
+from underwatt.drivers import nvml as nvml_module
+from underwatt.drivers.nvml import NvmlBackend, NvmlDevice
+from underwatt.errors import ApplyError, DeviceError, NoDeviceError, NotPermittedError, SensorError
+from underwatt.records import PowerMode
+from underwatt.testing.devices import DeviceConformance
+
+NOT_SUPPORTED = pynvml.NVML_ERROR_NOT_SUPPORTED
+
+
+@pytest.fixture
+def library() -> FakeNvml:
+    return FakeNvml()
+
+
+@pytest.fixture(autouse=True)
+def _as_administrator(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(nvml_module, "_may_administer", lambda: True)
+
+
+class TestNvmlConformance(DeviceConformance):
+    @pytest.fixture
+    def device(self, library: FakeNvml) -> NvmlDevice:
+        return NvmlDevice("GPU-1", nvml=library)
+
+
+def test_apply_locks_clocks_and_restore_unlocks_and_brings_the_old_limit_back(library: FakeNvml) -> None:
+    device = NvmlDevice("0", nvml=library)
+    found = device.snapshot()
+    device.apply(PowerMode(gpu_mhz=1200, mem_mhz=405, power_limit_w=150))
+    assert (library.gpu_lock, library.mem_lock, library.limit_mw) == ((1200, 1200), (405, 405), 150_000)
+    device.restore(found)
+    assert (library.gpu_lock, library.mem_lock, library.limit_mw) == (None, None, 250_000)
+
+
+def test_refused_write_says_what_would_permit_it(library: FakeNvml) -> None:
+    library.failing["nvmlDeviceSetPowerManagementLimit"] = pynvml.NVML_ERROR_NO_PERMISSION
+    with pytest.raises(NotPermittedError, match="sudo"):
+        NvmlDevice("0", nvml=library).apply(PowerMode(power_limit_w=150))
+
+
+def test_silently_rounded_limit_is_an_error(library: FakeNvml) -> None:
+    library.limit_step_mw = 100_000
+    with pytest.raises(ApplyError, match="reads back 100 W"):
+        NvmlDevice("0", nvml=library).apply(PowerMode(power_limit_w=150))
+
+
+def test_missing_sensor_is_an_error_never_zero_watts(library: FakeNvml) -> None:
+    library.failing |= {"nvmlDeviceGetPowerUsage": NOT_SUPPORTED, "nvmlDeviceGetFieldValues": NOT_SUPPORTED}
+    device = NvmlDevice("0", nvml=library)
+    with pytest.raises(SensorError, match="does not report its power"):
+        device.read_power()
+    power = next(item for item in device.capabilities() if item.name == "power")
+    assert not power.usable
+
+
+@pytest.mark.parametrize("reading_mw", [0, 9_000_000])
+def test_garbage_reading_is_an_error(library: FakeNvml, reading_mw: int) -> None:
+    device = NvmlDevice("0", nvml=library)
+    library.power_mw = reading_mw
+    with pytest.raises(SensorError, match="cannot be"):
+        device.read_power()
+
+
+def test_joules_are_read_at_the_moment_the_counter_moves(library: FakeNvml) -> None:
+    moves_each_s = 0.05
+    library.nvmlDeviceGetTotalEnergyConsumption = lambda _: int(time.monotonic() / moves_each_s) * 5000  # type: ignore[method-assign]
+    device = NvmlDevice("0", nvml=library)
+    ages_s = []
+    for _ in range(5):
+        time.sleep(0.013)
+        sample = device.read_power()
+        assert sample.energy_j is not None
+        ages_s.append(sample.at_s - sample.energy_j / 5 * moves_each_s)
+    assert sorted(ages_s)[2] < 0.02  # read at any moment, half of them would be older than 0.025 s
+
+
+def test_counter_that_stands_still_holds_nobody_up(library: FakeNvml) -> None:
+    library.nvmlDeviceGetTotalEnergyConsumption = lambda _: 7000  # type: ignore[method-assign]
+    device = NvmlDevice("0", nvml=library)
+    begun_s = time.monotonic()
+    assert device.read_power().energy_j == 7
+    assert time.monotonic() - begun_s < 1
+
+
+def test_sensor_that_vanishes_is_an_error(library: FakeNvml) -> None:
+    device = NvmlDevice("0", nvml=library)
+    assert device.read_power().power_w == pytest.approx(123.456)
+    library.failing["nvmlDeviceGetFieldValues"] = pynvml.NVML_ERROR_GPU_IS_LOST
+    with pytest.raises(SensorError, match="stopped reporting"):
+        device.read_power()
+
+
+def test_usual_reading_where_there_is_no_instant_one(library: FakeNvml) -> None:
+    library.failing["nvmlDeviceGetFieldValues"] = NOT_SUPPORTED
+    library.power_mw = 77_000
+    assert NvmlDevice("0", nvml=library).read_power().power_w == 77
+
+
+def test_each_call_is_probed_on_its_own(library: FakeNvml) -> None:
+    library.failing["nvmlDeviceGetSupportedMemoryClocks"] = NOT_SUPPORTED
+    library.failing["nvmlDeviceGetTotalEnergyConsumption"] = NOT_SUPPORTED
+    device = NvmlDevice("0", nvml=library)
+    assert [knob.name for knob in device.space.knobs] == ["power_limit_w"]
+    assert device.read_power().energy_j is None
+    missing = {item.name: item.detail for item in device.capabilities() if not item.usable}
+    assert set(missing) == {"gpu_mhz", "mem_mhz", "energy"}
+    assert "Not Supported" in missing["mem_mhz"]
+
+
+def test_init_works_and_queries_fail_is_reported_as_such(library: FakeNvml) -> None:
+    library.failing = {name: NOT_SUPPORTED for name in dir(FakeNvml) if name.startswith("nvmlDeviceGet")}
+    del library.failing["nvmlDeviceGetHandleByIndex"], library.failing["nvmlDeviceGetCount"]
+    backend = NvmlBackend(library)
+    assert backend.affinity() == 0.0
+    with pytest.raises(DeviceError, match="NVML starts here but does not answer"):
+        backend.open("")
+
+
+def test_no_driver_is_no_device(library: FakeNvml) -> None:
+    library.failing["nvmlInit"] = pynvml.NVML_ERROR_LIBRARY_NOT_FOUND
+    assert NvmlBackend(library).find() == ()
+    with pytest.raises(NoDeviceError, match="does not start"):
+        NvmlBackend(library).open("")
+
+
+def test_unknown_card_is_named(library: FakeNvml) -> None:
+    with pytest.raises(NoDeviceError, match="'GPU-7'"):
+        NvmlBackend(library).open("GPU-7")
+
+
+def test_backend_lists_cards(library: FakeNvml) -> None:
+    backend = NvmlBackend(library)
+    assert backend.find() == ("GPU-1",)
+    assert backend.affinity() > 0.5
+    assert backend.open("").info.address == "nvml:GPU-1"
+
+
+def test_throttling_has_reasons_and_the_power_limit_is_none(library: FakeNvml) -> None:
+    device = NvmlDevice("0", nvml=library)
+    library.throttle_bits = library.nvmlClocksThrottleReasonSwPowerCap
+    assert device.read_state().throttle_reasons == ()
+    library.throttle_bits |= library.nvmlClocksThrottleReasonHwThermalSlowdown
+    assert device.read_state().throttle_reasons == ("too hot (hardware)",)
+
+
+def test_restoring_leaves_alone_what_was_not_locked_here(library: FakeNvml, tmp_path: Path) -> None:
+    library.gpu_lock = (900, 900)  # somebody else's lock, which NVML cannot show
+    mode = PowerMode(power_limit_w=150)
+    set_and_leave(NvmlDevice("0", nvml=library), mode, tmp_path)
+    assert library.limit_mw == 150_000
+    [(_, error)] = restore_all(tmp_path, open_address=lambda _: NvmlDevice("0", nvml=library))
+    assert error is None
+    assert library.gpu_lock == (900, 900)
+    assert library.limit_mw == 250_000
+
+
+def test_another_process_unlocks_what_was_locked(library: FakeNvml, tmp_path: Path) -> None:
+    set_and_leave(NvmlDevice("0", nvml=library), PowerMode(gpu_mhz=1200), tmp_path)
+    set_and_leave(NvmlDevice("0", nvml=library), PowerMode(mem_mhz=405), tmp_path)
+    assert (library.gpu_lock, library.mem_lock) == ((1200, 1200), (405, 405))
+    restore_all(tmp_path, open_address=lambda _: NvmlDevice("0", nvml=library))
+    assert library.gpu_lock is library.mem_lock is None
+
+
+def test_a_user_who_may_not_unlock_keeps_the_journal(library: FakeNvml, tmp_path: Path) -> None:
+    set_and_leave(NvmlDevice("0", nvml=library), PowerMode(gpu_mhz=1200), tmp_path)
+    library.failing["nvmlDeviceResetGpuLockedClocks"] = pynvml.NVML_ERROR_NO_PERMISSION
+    [(_, error)] = restore_all(tmp_path, open_address=lambda _: NvmlDevice("0", nvml=library))
+    assert isinstance(error, NotPermittedError)
+    del library.failing["nvmlDeviceResetGpuLockedClocks"]
+    [(_, error)] = restore_all(tmp_path, open_address=lambda _: NvmlDevice("0", nvml=library))
+    assert error is None
+    assert library.gpu_lock is None
+
+
+def test_reading_needs_no_permission_and_capabilities_say_what_would(
+    library: FakeNvml, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(nvml_module, "_may_administer", lambda: False)
+    device = NvmlDevice("0", nvml=library)
+    library.calls.clear()
+    with Session(device) as session:
+        session.apply(PowerMode())
+        device.read_power()
+    assert not [name for name in library.calls if "Set" in name or "Reset" in name]
+    assert all(item.remedy for item in device.capabilities() if item.kind == "knob")

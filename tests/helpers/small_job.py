@@ -1,0 +1,46 @@
+"""A job that learns in a moment: three clouds of points; how it misbehaves is said by environment variables."""
+
+import os
+
+import torch
+from torch import nn
+
+from underwatt.jobs.job import Job
+
+SIZES = (4, 16, 64)
+
+
+def points(count: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    classes = torch.randint(3, (count,), generator=generator)
+    centres = torch.tensor([[2.0, 0.0], [-1.0, 1.7], [-1.0, -1.7]])
+    return centres[classes] + torch.randn(count, 2, generator=generator), classes
+
+
+class Net(nn.Sequential):
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        if len(inputs) == int(os.environ.get("TEST_FAIL_AT", "-1")) and self.training:
+            raise RuntimeError("planted")
+        if len(inputs) == int(os.environ.get("TEST_DIE_AT", "-1")) and self.training:
+            print("last words", flush=True)
+            os._exit(7)
+        return super().forward(inputs)
+
+
+def job(**changes: object) -> Job:
+    print("a job may print")
+    settings: dict[str, object] = {
+        "target": 0.9,
+        "proxy_data": points(600, 1),
+        "proxy_test_data": points(300, 2),
+        "lr": 4e-2,
+        "lr_batch_size": 64,
+        "batch_sizes": SIZES,
+        "device": "cpu",
+    }
+    model = lambda: Net(nn.Linear(2, 16), nn.ReLU(), nn.Linear(16, 3))  # noqa: E731
+    return Job(model, points(100, 0), **{**settings, **changes})  # type: ignore[arg-type]
+
+
+def slow_job() -> Job:
+    return job(target=2.0)  # no accuracy is: it trains until ended

@@ -1,0 +1,108 @@
+from __future__ import annotations
+
+import random
+import time
+from itertools import islice
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from underwatt.errors import InputError
+from underwatt.jobs.batches import PassBatches, open_pass
+from underwatt.jobs.training import EndlessBatches
+
+
+@given(st.integers(0, 300), st.integers(0, 10_000), st.booleans())
+def test_every_sample_comes_once_however_the_size_changes_and_batches_are_taken_back(
+    length: int, seed: int, shuffle: bool
+) -> None:
+    chance = random.Random(seed)
+    batches = PassBatches(length, lambda: chance.randint(1, 40), shuffle=shuffle, drop_last=False)
+    trained: list[int] = []
+    stream = iter(batches)
+    while (batch := next(stream, None)) is not None:
+        if chance.random() < 0.3:  # worker processes prepare batches ahead
+            ahead = list(islice(stream, chance.randint(0, 3)))
+            assert list(batches.handed_out) == [batch, *ahead]
+        if chance.random() < 0.3:
+            batches.take_back()
+            stream = iter(batches)
+            continue
+        while batches.handed_out:
+            trained += batches.handed_out.popleft()
+    assert sorted(trained) == list(range(length))
+    if not shuffle:
+        assert trained == list(range(length))
+
+
+@given(st.integers(1, 60), st.integers(0, 10_000))
+def test_endless_batches_skip_and_repeat_nothing(length: int, seed: int) -> None:
+    chance = random.Random(seed)
+    batches = EndlessBatches(length, 4, seed)
+    trained: list[int] = []
+    stream = iter(batches)
+    for _ in range(60):
+        batches.batch_size = chance.randint(1, 2 * length)
+        batch = next(stream)
+        assert len(batch) == batches.batch_size
+        if chance.random() < 0.3:
+            batches.take_back()
+            stream = iter(batches)
+            continue
+        if chance.random() < 0.2:
+            other = EndlessBatches(length, 1, seed + 1)
+            batches.handed_out.popleft()
+            other.restore(batches.state())
+            batches, stream = other, iter(other)
+        else:
+            batches.handed_out.popleft()
+        trained += batch
+    for begin in range(0, len(trained) - length + 1, length):
+        assert sorted(trained[begin : begin + length]) == list(range(length))
+
+
+@given(st.integers(1, 50), st.integers(1, 60))
+def test_a_last_batch_that_is_not_full_may_be_dropped(length: int, size: int) -> None:
+    batches = list(PassBatches(length, lambda: size, shuffle=True, drop_last=True))
+    assert [len(batch) for batch in batches] == [size] * (length // size)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda n: EndlessBatches(n, 32, 0),
+        lambda n: PassBatches(n, lambda: 32, shuffle=True, drop_last=False),
+    ],
+)
+def test_a_batch_costs_no_more_in_a_large_data_set(make) -> None:
+    costs = []
+    for length in (2_000, 400_000):
+        stream = iter(make(length))
+        next(stream)
+        rounds = []
+        for _ in range(5):
+            begun_s = time.perf_counter()
+            for _ in range(10):
+                next(stream)
+            rounds.append(time.perf_counter() - begun_s)
+        costs.append(min(rounds))
+    assert costs[1] < 20 * costs[0] + 1e-4
+
+
+def test_what_the_tuner_chooses_is_not_for_the_user_to_choose() -> None:
+    for name in ("batch_size", "sampler", "batch_sampler"):
+        with pytest.raises(InputError, match=name):
+            open_pass([1, 2], lambda: 1, shuffle=False, drop_last=False, **{name: 1})
+    with pytest.raises(InputError, match="no length"):
+        open_pass(iter([1]), lambda: 1, shuffle=False, drop_last=False)
+
+
+def test_a_pass_can_be_opened_again_for_what_is_left() -> None:
+    batches, reopen = open_pass(list(range(10)), lambda: 3, shuffle=False, drop_last=False)
+    loader = reopen()
+    assert next(loader).tolist() == [0, 1, 2]
+    batches.handed_out.popleft()
+    assert next(loader).tolist() == [3, 4, 5]
+    batches.take_back()
+    assert [batch.tolist() for batch in reopen()] == [[3, 4, 5], [6, 7, 8], [9]]

@@ -1,0 +1,79 @@
+from __future__ import annotations
+
+import gc
+import traceback
+import weakref
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from underwatt.errors import JobError, OutOfMemoryError, StepError
+from underwatt.jobs.faults import job_faults
+
+
+def fail_with(error: BaseException) -> None:
+    with job_faults(16):
+        raise error
+
+
+def test_what_goes_well_passes() -> None:
+    with job_faults(16):
+        pass
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        MemoryError(),
+        torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB"),
+        RuntimeError("CUBLAS_STATUS_ALLOC_FAILED when calling cublasCreate"),
+        RuntimeError("[enforce fail at alloc_cpu.cpp] DefaultCPUAllocator: can't allocate memory: 1 bytes"),
+    ],
+)
+def test_out_of_memory_is_an_answer(error: Exception) -> None:
+    with pytest.raises(OutOfMemoryError, match="Batch size 16 does not fit") as caught:
+        fail_with(error)
+    assert caught.value.__cause__ is None
+
+
+def test_the_full_memory_is_let_go_of() -> None:
+    class Large:
+        pass
+
+    held: list[weakref.ref[Large]] = []
+
+    def step() -> None:
+        activations = Large()
+        held.append(weakref.ref(activations))
+        raise torch.OutOfMemoryError("CUDA out of memory.")
+
+    with pytest.raises(OutOfMemoryError) as caught, job_faults(16):
+        step()
+    gc.collect()
+    assert held[0]() is None
+    assert caught.value is not None, "the error itself is kept by whoever handles it"
+
+
+def test_a_failure_is_one_sentence_with_its_cause() -> None:
+    with pytest.raises(StepError) as caught:
+        fail_with(ValueError("shapes differ:\n(3,) and (4,)."))
+    assert caught.value.message == "The job failed in a step at batch size 16: ValueError: shapes differ:."
+    assert isinstance(caught.value.__cause__, ValueError)
+    assert "fail_with" in "".join(traceback.format_tb(caught.value.__cause__.__traceback__))
+
+
+def test_errors_of_ours_and_the_end_of_the_process_pass() -> None:
+    for error in (JobError("No such data."), KeyboardInterrupt(), SystemExit(3)):
+        with pytest.raises(type(error)) as caught:
+            fail_with(error)
+        assert caught.value is error
+
+
+@given(st.text(max_size=60))
+def test_whatever_it_says_there_is_a_sentence(text: str) -> None:
+    with pytest.raises((StepError, OutOfMemoryError)) as caught:
+        fail_with(RuntimeError(text))
+    assert "batch size 16" in caught.value.message.lower()
+    assert "\n" not in caught.value.message

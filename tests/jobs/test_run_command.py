@@ -1,0 +1,186 @@
+"""A foreign command under a budget, in real time on a fake device that always draws the same."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from train_world import log_in
+
+from underwatt.budget import Budget, parse_schedule
+from underwatt.control.live import LiveBudget
+from underwatt.control.pilot import Pilot
+from underwatt.device.clock import SystemClock
+from underwatt.device.space import ModeSpace
+from underwatt.errors import BudgetError, StepError
+from underwatt.jobs.command import CommandWorkload, Limits
+from underwatt.jobs.runs import Run, run_command
+from underwatt.records import Capability, DeviceInfo, DeviceState, Measurement, PowerMode, PowerSample, Setting
+from underwatt.runlog.inbox import post_budget, running_runs
+from underwatt.store.store import Store
+
+
+class SteadyFake:
+    """A fake device in real time: no knobs, and always the same power."""
+
+    def __init__(self, power_w: float = 5.0) -> None:
+        self.info = DeviceInfo("fake", "Steady fake", "steady-fake", "fake:steady", in_process=True)
+        self.clock = SystemClock()
+        self.space = ModeSpace(())
+        self._power_w = power_w
+
+    def capabilities(self) -> tuple[Capability, ...]:
+        return ()
+
+    def read_power(self) -> PowerSample:
+        return PowerSample(self.clock.now_s(), self._power_w)
+
+    def read_state(self) -> DeviceState:
+        return DeviceState(PowerMode())
+
+    def apply(self, mode: PowerMode) -> None:
+        assert not mode.knobs()
+
+    def snapshot(self, mode: PowerMode | None = None) -> dict[str, str]:
+        del mode
+        return {}
+
+    def restore(self, snapshot: Any) -> None:
+        assert not snapshot
+
+    def close(self) -> None:
+        pass
+
+
+def command(script: str, *more: str) -> CommandWorkload:
+    body = f"import sys, time\nfrom underwatt.jobs import emitter\nsize = int(sys.argv[1])\n{script}"
+    return CommandWorkload([sys.executable, "-c", body, "{batch_size}", *more], limits=Limits(20.0, 10.0, 1.0))
+
+
+def run_it(
+    tmp_path: Path,
+    workload: CommandWorkload,
+    live: LiveBudget,
+    sizes: tuple[int, ...] = (8, 16),
+    *,
+    known: bool = False,
+    watch: Callable[[Pilot], None] = lambda _: None,
+) -> int:
+    device = SteadyFake()
+    with Store(tmp_path / "store.db") as store:
+        if known:  # a step takes 10 ms at 5 W
+            seen = [
+                Measurement(
+                    Setting(PowerMode(), n), 0.01, 5.0, peak_w=5.0, step_s_ci95=1e-4, power_w_ci95=0.05, steps=9
+                )
+                for n in sizes
+            ]
+            store.add(store.profile_id(device.info, workload.info), seen)
+        return run_command(Run(device, live, tmp_path / "run", store, sizes, watch=watch), workload)
+
+
+@pytest.mark.slow
+def test_a_command_runs_to_its_own_end_at_the_best_batch_size(tmp_path: Path) -> None:
+    # Each start notes its batch size; a step takes 10 ms whatever the batch, so that the larger one is faster.
+    note = tmp_path / "starts"
+    script = """
+with open(sys.argv[2], "a") as note: print(size, file=note)
+for _ in range(300):
+    time.sleep(0.01)
+    emitter.step()
+"""
+    steps = run_it(tmp_path, command(script, str(note)), LiveBudget(Budget(power_w=6.0)))
+    assert steps == 300
+    starts = note.read_text().split()
+    assert set(starts) == {"8", "16"}
+    assert starts[-1] == "16"
+    log = log_in(tmp_path / "run")
+    assert log.end is not None
+    assert (log.end["outcome"], log.end["steps"], log.end["samples"]) == ("finished", 300, 4800)
+    assert log.energy_j() == pytest.approx(5.0 * log.power.at_s[-1], rel=0.05)
+    measured = [event["measurement"]["setting"]["batch_size"] for event in log.of("measured")]
+    assert sorted(measured) == [8, 16], "the search is in the log"
+    [over] = [note for note in log.of("note") if "search is over" in note["text"]]
+    assert log.end["energy_j"] == pytest.approx(log.energy_j(), rel=0.1), "and its joules are counted"
+    assert log.end["energy_j"] > 0.9 * 5.0 * (over["at_s"] + 300 * 0.01)
+
+
+FAILING = """
+for number in range(10_000):
+    time.sleep(0.01)
+    emitter.step()
+    if number == int(sys.argv[2]): raise ValueError("no more data")
+"""
+
+
+def test_the_joules_of_the_search_count_too(tmp_path: Path) -> None:
+    live = LiveBudget(Budget(power_w=6.0, energy_j=2.0))
+    assert run_it(tmp_path, command(FAILING, "100000"), live) == 0
+    log = log_in(tmp_path / "run")
+    assert log.end is not None
+    assert (log.end["outcome"], log.end["steps"]) == ("energy spent", 0)
+    assert log.end["energy_j"] >= 2.0
+    assert running_runs() == ()
+
+
+def test_what_is_known_is_not_searched_for_and_the_joules_end_the_command(tmp_path: Path) -> None:
+    live = LiveBudget(Budget(power_w=6.0, energy_j=4.0))
+    assert 1 <= run_it(tmp_path, command(FAILING, "100000"), live, known=True) < 100
+    log = log_in(tmp_path / "run")
+    assert log.end is not None
+    assert log.end["outcome"] == "energy spent"
+    assert log.of("measured") == ()
+
+
+def test_a_command_that_fails(tmp_path: Path) -> None:
+    with pytest.raises(StepError, match="no more data"):
+        run_it(tmp_path, command(FAILING, "30"), LiveBudget(Budget(power_w=6.0)), known=True)
+    end = log_in(tmp_path / "run").end
+    assert end is not None
+    assert (end["outcome"], end["restored"]) == ("failed", True)
+
+
+def test_a_command_that_is_over_before_it_can_be_measured_is_not_started_for_ever(tmp_path: Path) -> None:
+    with pytest.raises(StepError, match="before it could be measured"):
+        run_it(tmp_path, command("emitter.step()"), LiveBudget(Budget(power_w=6.0)), (8,))
+
+
+def test_the_watts_of_this_hour_are_searched_under(tmp_path: Path) -> None:
+    course = parse_schedule("00:00-01:00=4W,else=20W")
+    live = LiveBudget(Budget(power_w=20.0), course, time_of_day_s=60.0)
+    with pytest.raises(BudgetError, match="No setting keeps 4 W"):
+        run_it(tmp_path, command(FAILING, "100000"), live, (8,))
+    end = log_in(tmp_path / "run").end
+    assert end is not None
+    assert end["outcome"] == "failed"
+
+
+def test_a_budget_posted_during_the_search_is_taken(tmp_path: Path) -> None:
+    posted: list[float] = []
+    live = LiveBudget(Budget(power_w=6.0))
+
+    def post(pilot: Pilot) -> None:
+        if not posted:
+            posted.append(pilot.elapsed_s)
+            post_budget(tmp_path / "run", "7W", "command")
+        if live.power_w(pilot.elapsed_s) == 7.0 or pilot.elapsed_s > posted[0] + 20:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run_it(tmp_path, command(FAILING, "100000"), live, watch=post)
+    log = log_in(tmp_path / "run")
+    assert [event["power_w"] for event in log.of("budget")] == [6.0, 7.0]
+    assert not log.of("plan"), "the search was still going on"
+    assert len(log.power) > 0
+
+
+def test_steps_that_are_reported_together_have_their_own_times(tmp_path: Path) -> None:
+    script = "for _ in range(25):\n    time.sleep(0.1)\n    emitter.step(10)"
+    assert run_it(tmp_path, command(script), LiveBudget(Budget(power_w=6.0)), (8,), known=True) == 250
+    times_s = [event["step_s"] for event in log_in(tmp_path / "run").of("progress") if event["step_s"] is not None]
+    assert times_s
+    assert np.median(times_s) == pytest.approx(0.01, rel=0.3)

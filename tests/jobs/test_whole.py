@@ -1,0 +1,166 @@
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sqlite3
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from run_world import virtual
+from train_world import blobs, log_in, train
+
+from underwatt.budget import Budget, parse_schedule
+from underwatt.control.live import LiveBudget
+from underwatt.errors import BudgetError, InputError
+from underwatt.jobs import checkpoint
+
+
+def test_a_run_proves_that_the_budget_was_held_and_keeps_what_it_measured(tmp_path: Path) -> None:
+    device = virtual("nano")
+    found = dict(device.snapshot())
+    job = blobs(target=1.01, batch_sizes=(8, 16))
+    train(tmp_path / "one", job, limit=10_000, every=10_000, device=device)
+    assert dict(device.snapshot()) == found
+    one = log_in(tmp_path / "one")
+    assert one.energy_over_j(window_s=1.0) <= 0.005 * one.energy_j()
+    assert one.time_over_s(lag_s=1.0) <= 0.01 * one.power.at_s[-1]
+    train(tmp_path / "two", job, limit=2000, every=10_000)
+    two = log_in(tmp_path / "two")
+    assert len(one.of("measured")) >= 2
+    assert len(two.of("measured")) < len(one.of("measured")), "what is known is not measured again"
+    [first, *_] = two.of("setting")
+    known = [measured["measurement"]["setting"] for measured in one.of("measured")]
+    assert first["setting"] in known or first["state"] == "searching"
+
+
+def test_a_resumed_run_counts_on(tmp_path: Path) -> None:
+    job = blobs(target=1.01)
+    first = train(tmp_path / "run", job, limit=4000)
+    second = train(tmp_path / "run", job, limit=8000, resume=True)
+    assert (second.steps, second.samples) == (500, 8000)
+    assert second.elapsed_s > 1.5 * first.elapsed_s
+    assert second.energy_j > 1.5 * first.energy_j
+    log = log_in(tmp_path / "run")
+    [resumed] = log.of("resume")
+    assert resumed["pid"] == os.getpid()
+    assert resumed["at_s"] >= first.elapsed_s
+    times = [event["at_s"] for event in log.events]
+    assert times == sorted(times)
+    assert len(log.of("start")) == 1
+    assert log.energy_j() == pytest.approx(second.energy_j, rel=0.1)
+
+
+def test_what_a_killed_run_drew_since_its_checkpoint_is_counted_too(tmp_path: Path) -> None:
+    folder, job = tmp_path / "run", blobs(target=1.01)
+    train(folder, job, limit=160)
+    early = (folder / checkpoint.NAME).read_bytes()
+    late = train(folder, job, limit=3200, resume=True)
+    (folder / checkpoint.NAME).write_bytes(early)  # as if the later one had never come
+    lines = (folder / "log.jsonl").read_bytes().splitlines(keepends=True)
+    (folder / "log.jsonl").write_bytes(b"".join(line for line in lines[:-2]) + b'{"kind":"progr')
+    again = train(folder, job, limit=320, resume=True)
+    assert again.samples == 320
+    assert again.energy_j > 0.6 * late.energy_j  # all but the readings of the last line, a third here
+    times = [event["at_s"] for event in log_in(folder).events]
+    assert times == sorted(times)
+
+
+@pytest.mark.parametrize("damage", [b"", b"garbage\n"])
+def test_a_lost_log_is_no_reason_not_to_go_on(tmp_path: Path, damage: bytes) -> None:
+    folder, job = tmp_path / "run", blobs(target=1.01)
+    first = train(folder, job, limit=160)
+    (folder / "log.jsonl").write_bytes(damage)
+    again = train(folder, job, limit=320, resume=True)
+    assert again.samples == 320
+    assert again.energy_j >= first.energy_j
+
+
+def test_what_cannot_go_on_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="no checkpoint"):
+        train(tmp_path / "none", blobs(), resume=True)
+    train(tmp_path / "run", blobs())
+    with pytest.raises(InputError, match="has ended: reached"):
+        train(tmp_path / "run", blobs(), resume=True)
+    train(tmp_path / "other", blobs(target=1.01), limit=16)
+    with pytest.raises(InputError, match="another job"):
+        train(tmp_path / "other", blobs(optimizer=torch.optim.SGD), resume=True)
+    (tmp_path / "other" / checkpoint.NAME).write_bytes(b"garbage")
+    with pytest.raises(InputError, match="cannot be read"):
+        train(tmp_path / "other", blobs(target=1.01), resume=True)
+
+
+def test_the_time_of_day_is_now_when_a_run_goes_on(tmp_path: Path) -> None:
+    def at(hours: float) -> LiveBudget:
+        course = parse_schedule("08:00-18:00=6W,else=3W")
+        return LiveBudget(Budget(power_w=6.0), course, time_of_day_s=hours * 3600)
+
+    job = blobs(target=1.01)
+    train(tmp_path / "run", job, limit=800, live=at(17.999))
+    train(tmp_path / "run", job, limit=1600, live=at(9.0), resume=True)
+    budgets = [event["power_w"] for event in log_in(tmp_path / "run").of("budget")]
+    assert budgets == [6.0, 6.0]
+    live = at(9.0)
+    live.resumes(2 * 3600.0)
+    assert [live.power_w(hours * 3600.0) for hours in (0.5, 1.5, 2.0, 10.9, 11.1, 25.1)] == [3, 6, 6, 6, 3, 6]
+    live.change("09:30-10:00=4W,else=2W")
+    assert (live.power_w(2.4 * 3600), live.power_w(2.6 * 3600)) == (2.0, 4.0)
+
+
+def test_a_folder_that_cannot_be_made_is_said(tmp_path: Path) -> None:
+    (tmp_path / "run").write_text("")
+    with pytest.raises(InputError, match="cannot be made"):
+        train(tmp_path / "run", blobs())
+
+
+def test_a_store_that_is_locked_on_the_way_ends_no_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("underwatt.store.rows._BUSY_TIMEOUT_S", 0.1)
+    other = sqlite3.connect(tmp_path / "store.db", isolation_level=None)
+
+    def lock(kind: str, _: object) -> None:
+        if kind == "start":
+            other.execute("BEGIN EXCLUSIVE")
+
+    trained = train(tmp_path / "run", blobs(target=1.01), limit=8000, every=10_000, listener=lock)
+    other.execute("ROLLBACK")
+    other.close()
+    assert trained.outcome == "limit"
+    log = log_in(tmp_path / "run")
+    assert log.of("measured")
+    assert any("locked" in note["text"] for note in log.of("note") if note["level"] == "warning")
+
+
+@contextlib.contextmanager
+def at_most(seconds: float) -> Iterator[None]:
+    """Raise where something computes for longer: what waits in simulated time may wait for ever.
+
+    Time of this process, which does not pass while others have the machine.
+    """
+
+    def too_long(*_: object) -> None:
+        raise TimeoutError
+
+    before = signal.signal(signal.SIGPROF, too_long)
+    signal.setitimer(signal.ITIMER_PROF, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        signal.signal(signal.SIGPROF, before)
+
+
+@pytest.mark.slow
+def test_a_budget_between_idling_at_high_and_at_low_clocks_is_held(tmp_path: Path) -> None:
+    live = LiveBudget(Budget(power_w=2.2))  # a Nano draws 3.3 W idle as it was found, 1.9 W at its lowest clocks
+    with at_most(60.0):
+        trained = train(tmp_path / "run", blobs(target=1.01), limit=16_000, every=10_000, live=live)
+    assert trained.outcome == "limit"
+
+
+@pytest.mark.slow
+def test_a_budget_that_nothing_keeps_is_an_error_that_names_the_smallest(tmp_path: Path) -> None:
+    live = LiveBudget(Budget(power_w=0.5))
+    with at_most(60.0), pytest.raises(BudgetError, match=r"\d W"):
+        train(tmp_path / "run", blobs(target=1.01), limit=16_000, every=10_000, live=live)

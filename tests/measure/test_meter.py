@@ -1,0 +1,269 @@
+from __future__ import annotations
+
+import threading
+import time
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from profile_helpers import COST, virtual
+
+from underwatt.device.clock import SystemClock, VirtualClock
+from underwatt.errors import MeasureError, NotPermittedError, SensorError
+from underwatt.measure.meter import Meter, Trace
+from underwatt.records import PowerSample
+
+
+class Scripted:
+    """Only what a meter needs of a device: a clock and a power reading."""
+
+    def __init__(self, clock: VirtualClock | SystemClock, *, counter: bool = False) -> None:
+        self.clock = clock
+        self.power_w = 10.0
+        self.counter = counter
+        self.counted_w = 9.0
+        self.broken: type[Exception] | None = None
+        self.info = SimpleNamespace(name="scripted device")
+
+    def read_power(self) -> PowerSample:
+        if self.broken:
+            raise self.broken("The sensor is gone.")
+        now_s = self.clock.now_s()
+        return PowerSample(now_s, self.power_w, self.counted_w * now_s if self.counter else None)
+
+
+def test_energy_is_the_integral_of_power() -> None:
+    device = Scripted(VirtualClock())
+    with Meter(device) as meter:  # type: ignore[arg-type]
+        device.clock.sleep(1.0)
+        device.power_w = 20.0
+        device.clock.sleep(1.0)
+    trace = meter.trace()
+    assert len(trace) == 21
+    assert trace.energy_j == pytest.approx(30, abs=1.1)
+    assert meter.trace(1.5).at_s[0] == pytest.approx(1.5)
+    assert trace.peak_w == 20
+    assert trace.missed == 0
+
+
+def test_the_hardware_counter_is_preferred() -> None:
+    device = Scripted(VirtualClock(), counter=True)
+    with Meter(device) as meter:  # type: ignore[arg-type]
+        device.clock.sleep(2.0)
+    trace = meter.trace()
+    assert trace.energy_j == pytest.approx(18)
+    assert trace.integrated_j == pytest.approx(20)
+    at_s, watts = trace.mean_watts()
+    assert len(at_s) == len(trace) - 1
+    assert watts == pytest.approx(np.full(20, 9.0))
+
+
+def test_a_sensor_that_vanishes_is_raised_and_never_zero_watts() -> None:
+    device = Scripted(VirtualClock())
+    with Meter(device) as meter:  # type: ignore[arg-type]
+        device.clock.sleep(0.5)
+        device.broken = SensorError
+        device.clock.sleep(0.5)
+        with pytest.raises(SensorError, match="gone"):
+            meter.trace()
+
+
+@pytest.mark.parametrize("counted_w", [0.0, -9.0, 3.0])
+def test_a_counter_that_stands_still_or_contradicts_the_readings_is_not_used(counted_w: float) -> None:
+    device = Scripted(VirtualClock(), counter=True)
+    device.counted_w = counted_w
+    with Meter(device) as meter:  # type: ignore[arg-type]
+        device.clock.sleep(2.0)
+    assert meter.trace().counter_j is None
+    assert meter.trace().energy_j == pytest.approx(20)
+
+
+@pytest.mark.parametrize("error", [SensorError, NotPermittedError, RuntimeError])
+def test_whatever_ends_the_sampling_thread_is_raised_as_a_sensor_error(error: type[Exception]) -> None:
+    device = Scripted(SystemClock())
+    with Meter(device, 0.01) as meter:  # type: ignore[arg-type]
+        time.sleep(0.05)
+        device.broken = error
+        time.sleep(0.15)
+        with pytest.raises(SensorError):
+            meter.trace()
+
+
+def test_a_sensor_that_hangs_is_an_error() -> None:
+    device = Scripted(SystemClock())
+    with Meter(device, 0.01) as meter:  # type: ignore[arg-type]
+        time.sleep(0.05)
+        read, hang = device.read_power, threading.Event()
+        device.read_power = lambda: hang.wait(5) and read()  # type: ignore[method-assign,assignment,return-value]
+        time.sleep(1.3)
+        with pytest.raises(SensorError, match="last read"):
+            meter.trace()
+        hang.set()
+    assert len(meter.trace()) > 3, "after the meter has stopped its trace can still be looked at"
+
+
+def test_a_sensor_that_never_worked_is_raised_at_once() -> None:
+    device = Scripted(VirtualClock())
+    device.broken = SensorError
+    with pytest.raises(SensorError), Meter(device):  # type: ignore[arg-type]
+        pass
+
+
+def test_missed_samples_are_counted() -> None:
+    device = Scripted(SystemClock())
+    slow = device.read_power
+
+    def read_slowly() -> PowerSample:
+        if len(meter._samples) == 3:
+            time.sleep(0.11)
+        return slow()
+
+    meter = Meter(device, 0.02)  # type: ignore[arg-type]
+    device.read_power = read_slowly  # type: ignore[method-assign]
+    with meter:
+        time.sleep(0.4)
+    assert 3 <= meter.trace().missed <= 9
+
+
+@given(st.lists(st.tuples(st.floats(0.001, 5), st.integers(1, 4)), min_size=1, max_size=20))
+def test_step_times_are_the_distances_between_beats(steps: list[tuple[float, int]]) -> None:
+    meter = Meter(Scripted(VirtualClock()))  # type: ignore[arg-type]
+    at_s = 3.0
+    meter.beat_at(at_s)
+    for seconds, count in steps:
+        at_s += seconds * count
+        meter.beat_at(at_s, count)
+    assert meter.step_times() == pytest.approx([seconds for seconds, count in steps for _ in range(count)])
+    assert len(meter.step_times(since_s=at_s + 1)) == 0
+
+
+def test_beats_are_stamped_in_the_devices_time() -> None:
+    device = virtual()
+    with Meter(device) as meter:
+        for _ in range(3):
+            device.run_step(COST, 4)
+            meter.beat()
+    times_s = meter.step_times()
+    assert times_s == pytest.approx(device.board.true_step_s(COST, device.board.mode, 4), rel=0.05)
+
+
+def test_nonsense_period_is_refused() -> None:
+    with pytest.raises(MeasureError):
+        Meter(virtual(), 0)
+
+
+def test_a_part_keeps_the_count_of_missed_samples() -> None:
+    trace = Trace(np.arange(4.0), np.ones(4), None, 2)
+    assert trace.part(2).missed == 2
+    assert len(trace.part(2)) == 2
+
+
+# Pauses, and looking while it goes on
+
+
+@given(
+    st.lists(st.tuples(st.floats(0.001, 2.0), st.floats(0.0, 1.0)), min_size=2, max_size=20),
+    st.integers(0, 10),
+)
+def test_step_times_are_without_the_pauses_between_them(steps: list[tuple[float, float]], since: int) -> None:
+    meter = Meter(Scripted(VirtualClock()))  # type: ignore[arg-type]
+    at_s, beats = 1.0, [1.0]
+    meter.beat_at(at_s)
+    for busy_s, pause_s in steps:
+        if pause_s > 0:
+            meter.pause(at_s, at_s + pause_s)
+        at_s += pause_s + busy_s
+        meter.beat_at(at_s)
+        beats.append(at_s)
+    since = min(since, len(beats) - 1)
+    assert meter.step_times(beats[since]) == pytest.approx([busy_s for busy_s, _ in steps[since:]], abs=1e-9)
+    paused_s = meter.paused_s(np.array(beats))
+    assert paused_s == pytest.approx(np.concatenate([[0.0], np.cumsum([pause_s for _, pause_s in steps])]), abs=1e-9)
+    assert len(meter.paused_s(np.empty(0))) == 0
+
+
+def test_a_pause_counts_for_the_part_of_it_that_has_passed() -> None:
+    meter = Meter(Scripted(VirtualClock()))  # type: ignore[arg-type]
+    meter.pause(2.0, 4.0)
+    meter.pause(6.0, 7.0)
+    assert meter.paused_s(np.array([0.0, 3.0, 4.0, 5.0, 6.5, 9.0])) == pytest.approx([0, 1, 2, 2, 2.5, 3])
+    assert meter.paused_s(np.array([3.0, 6.5])) == pytest.approx([0, 1.5])
+
+
+def test_the_newest_reading_and_those_after_a_moment() -> None:
+    device = Scripted(VirtualClock())
+    meter = Meter(device)  # type: ignore[arg-type]
+    assert meter.newest is None
+    assert meter.readings_after(0.0) == []
+    with meter:
+        device.clock.sleep(1.0)
+        assert meter.newest is not None
+        assert meter.newest.at_s == pytest.approx(1.0)
+        assert [sample.at_s for sample in meter.readings_after(0.75)] == pytest.approx([0.8, 0.9, 1.0])
+        assert len(meter.readings_after(-1.0)) == 11
+        assert meter.readings_after(meter.newest.at_s) == []
+
+
+def test_readings_that_go_on_failing_spoil_only_the_time_that_holds_them() -> None:
+    device = Scripted(VirtualClock())
+    with Meter(device) as meter:  # type: ignore[arg-type]
+        device.clock.sleep(1.05)
+        device.broken = SensorError
+        device.clock.sleep(0.5)
+        with pytest.raises(SensorError, match="gone"):
+            meter.trace()
+        device.broken = None
+        device.clock.sleep(1.0)
+        with pytest.raises(SensorError, match="gone"):
+            meter.trace(1.0)
+        after = meter.trace(1.55)
+        assert len(after) == 10
+        assert after.missed == 5
+        assert meter.newest is not None
+        assert meter.newest.at_s == pytest.approx(2.5)
+
+
+def test_one_reading_that_fails_now_and_then_is_missed_and_no_more() -> None:
+    device = Scripted(VirtualClock())
+    with Meter(device) as meter:  # type: ignore[arg-type]
+        device.clock.sleep(1.05)
+        for _ in range(3):
+            device.broken = SensorError
+            device.clock.sleep(0.1)
+            assert len(meter.trace()) >= 10
+            device.broken = None
+            device.clock.sleep(0.9)
+        assert meter.trace().missed == 3
+
+
+def test_listeners_hear_every_reading() -> None:
+    device = Scripted(VirtualClock())
+    heard: list[PowerSample] = []
+    meter = Meter(device)  # type: ignore[arg-type]
+    meter.listen(heard.append)
+    with meter:
+        device.clock.sleep(1.0)
+    assert heard == meter.readings_after(-1.0)
+
+
+def test_a_look_at_the_last_seconds_is_as_quick_after_a_day_as_after_a_minute() -> None:
+    costs_s = []
+    for count in (600, 864_000):
+        device = Scripted(VirtualClock())
+        meter = Meter(device)  # type: ignore[arg-type]
+        meter._samples.extend(PowerSample(0.1 * i, 10.0) for i in range(count))
+        meter._beats.extend(0.1 * i for i in range(count))
+        meter._pauses.extend((0.1 * i, 0.1 * i + 0.01) for i in range(count - min(count, 100_000), count))
+        since_s, rounds_s = 0.1 * count - 4.0, []
+        for _ in range(7):
+            begun_s = time.perf_counter()
+            trace = meter.trace(since_s)
+            meter.step_times(since_s)
+            meter.paused_s(trace.at_s)
+            meter.readings_after(since_s)
+            rounds_s.append(time.perf_counter() - begun_s)
+        costs_s.append(min(rounds_s))
+        assert len(trace) == 40
+    assert costs_s[1] < 5 * costs_s[0] + 1e-3

@@ -1,0 +1,294 @@
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import planning_world as world
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from underwatt.budget import Budget, parse_budget
+from underwatt.errors import BudgetError, InputError
+from underwatt.planning import search as acquire
+from underwatt.planning.problem import Goal, Problem, outcome
+from underwatt.planning.search import Search, search_setting
+from underwatt.predict.base import SettingArray
+from underwatt.records import Measurement, Setting, Status
+from underwatt.rivals.choices import Table, oracle
+from underwatt.testing.predictors import made_up_profile
+
+LOWEST_W = min(m.power_w for m in world.everything())
+
+
+def _best_s(problem: Problem, power_w: float) -> float:
+    table = Table.measured(problem, world.everything())
+    return float(table.time_s[oracle(table, power_w)])
+
+
+@settings(max_examples=12, deadline=None)
+@given(st.floats(LOWEST_W + 0.1, 14.0), st.integers(0, 3))
+def test_finds_nearly_the_best_and_never_exceeds_the_budget(power_w: float, seed: int) -> None:
+    problem = world.problem(Budget(power_w=power_w))
+    found = search_setting(problem, world.truth, seed=seed)
+    assert found.best.measurement.power_w <= power_w
+    assert found.best.measurement in found.measurements
+    assert found.best.time_s <= 1.06 * _best_s(problem, power_w)
+    assert len(found.measurements) <= 20
+    assert len({m.setting for m in found.measurements}) == len(found.measurements)
+
+
+def test_measurements_that_are_known_cost_nothing() -> None:
+    problem = world.problem(Budget(power_w=7.0))
+    first = search_setting(problem, world.truth)
+    calls: list[Setting] = []
+
+    def measure(setting: Setting) -> Measurement:
+        calls.append(setting)
+        return world.truth(setting)
+
+    again = search_setting(problem, measure, known=first.measurements)
+    assert again.best.time_s <= first.best.time_s
+    assert len(calls) < len(first.measurements)
+    assert not {m.setting for m in first.measurements} & set(calls)
+
+
+def test_a_reference_helps_to_start() -> None:
+    problem = world.problem(Budget(power_w=7.0))
+    reference = made_up_profile([world.slower(m, 2.0) for m in world.everything()])
+    found = search_setting(problem, world.truth, references=[reference])
+    assert found.best.time_s <= 1.05 * _best_s(problem, 7.0)
+    assert len(found.measurements) <= 14
+
+
+def test_peak_watts_hold_for_the_peak() -> None:
+    problem = world.problem(parse_budget("7W peak"))
+    found = search_setting(problem, world.truth)
+    assert found.best.measurement.peak_w <= 7.0
+
+
+def test_least_energy_within_a_deadline() -> None:
+    free = search_setting(world.problem(Budget(power_w=100.0)), world.truth)
+    deadline_s = 2.0 * free.best.time_s
+    problem = world.problem(Budget(deadline_s=deadline_s), goal=Goal.LEAST_ENERGY)
+    found = search_setting(problem, world.truth)
+    assert found.best.time_s <= deadline_s
+    assert found.best.energy_j < free.best.energy_j
+
+
+def test_soonest_within_an_energy_budget() -> None:
+    free = search_setting(world.problem(Budget(power_w=100.0)), world.truth)
+    problem = world.problem(Budget(energy_j=0.9 * free.best.energy_j))
+    found = search_setting(problem, world.truth)
+    assert found.best.energy_j <= 0.9 * free.best.energy_j
+    assert found.best.time_s > free.best.time_s
+
+
+def test_batches_that_run_out_of_memory_are_found_out_and_left() -> None:
+    failures: list[int] = []
+    measure = world.out_of_memory_from(32)
+
+    def noted(setting: Setting) -> Measurement:
+        made = measure(setting)
+        if made.status is Status.OUT_OF_MEMORY:
+            failures.append(setting.batch_size)
+        return made
+
+    found = search_setting(world.problem(Budget(power_w=8.0)), noted)
+    assert found.best.measurement.setting.batch_size < 32
+    assert len(failures) <= 2
+    assert failures == sorted(failures, reverse=True)
+
+
+def test_batches_that_never_reach_the_target_are_never_measured() -> None:
+    problem = world.problem(Budget(power_w=8.0), curve=world.Curve(hopeless=True))
+    found = search_setting(problem, world.truth)
+    assert all(m.setting.batch_size < 64 for m in found.measurements)
+
+
+def test_a_budget_below_the_device_names_the_smallest_power_it_measured() -> None:
+    with pytest.raises(BudgetError) as error:
+        search_setting(world.problem(Budget(power_w=0.8 * LOWEST_W)), world.truth)
+    assert f"{LOWEST_W:.4g} W" in error.value.message
+    assert "Raise" in error.value.hint
+
+
+def test_a_deadline_that_cannot_be_kept_says_how_long_it_takes() -> None:
+    with pytest.raises(BudgetError, match="soonest takes"):
+        search_setting(world.problem(Budget(power_w=50.0, deadline_s=1.0)), world.truth)
+
+
+def test_a_barely_feasible_budget_is_met() -> None:
+    found = search_setting(world.problem(Budget(power_w=LOWEST_W * 1.0001)), world.truth)
+    assert found.best.measurement.power_w <= LOWEST_W * 1.0001
+
+
+def test_nothing_can_be_measured() -> None:
+    with pytest.raises(BudgetError, match="could be measured"):
+        search_setting(world.problem(Budget(power_w=7.0)), world.out_of_memory_from(1))
+
+
+def test_two_candidates_are_simply_measured() -> None:
+    two = SettingArray.of([world.at(500.0, 200.0, 8), world.at(2000.0, 600.0, 8)])
+    found = search_setting(Problem.of(two, Budget(power_w=9.0)), world.truth)
+    assert len(found.measurements) == 2
+    assert found.best.measurement.setting == world.at(2000.0, 600.0, 8)
+    assert found.stopped == "every setting was measured"
+
+
+@pytest.mark.parametrize(("most", "said"), [(1, "1 setting was measured"), (2, "2 settings were measured")])
+def test_a_search_that_may_hardly_measure_says_why_it_ended(most: int, said: str) -> None:
+    assert search_setting(world.problem(Budget(power_w=30.0)), world.truth, most=most).stopped == said
+
+
+def test_a_setting_that_stands_twice_among_the_candidates_is_measured_once() -> None:
+    twice = world.candidates().take(np.repeat(np.arange(len(world.candidates())), 2))
+    asked: list[Setting] = []
+
+    def measure(setting: Setting) -> Measurement:
+        asked.append(setting)
+        return world.truth(setting)
+
+    search_setting(Problem.of(twice, Budget(power_w=7.0), world.Curve()), measure, least_gain=0.0)
+    assert len(asked) == len(set(asked))
+
+
+def test_a_failed_measurement_is_not_repeated_nor_returned() -> None:
+    problem = world.problem(Budget(power_w=7.0))
+    best = search_setting(problem, world.truth).best.measurement.setting
+    calls: list[Setting] = []
+
+    def flaky(setting: Setting) -> Measurement:
+        calls.append(setting)
+        return Measurement(setting, status=Status.FAILED) if setting == best else world.truth(setting)
+
+    found = search_setting(problem, flaky)
+    assert found.best.measurement.setting != best
+    assert calls.count(best) <= 1
+
+
+def test_the_cap_holds_and_the_watcher_hears_everything() -> None:
+    heard: list[tuple[Setting, str]] = []
+    found = search_setting(
+        world.problem(Budget(power_w=7.0)),
+        world.truth,
+        most=5,
+        least_gain=0.0,
+        watch=lambda made, why: heard.append((made.setting, why)),
+    )
+    assert len(found.measurements) == 5
+    assert [setting for setting, _ in heard] == [m.setting for m in found.measurements]
+    assert found.stopped == "5 settings were measured"
+    assert heard[0][1].startswith("to learn")
+
+
+def test_the_same_seed_measures_the_same_settings() -> None:
+    problem = world.problem(Budget(power_w=7.0))
+    one, two = (search_setting(problem, world.truth, seed=3) for _ in range(2))
+    assert one.measurements == two.measurements
+
+
+def test_a_shortlist_changes_little(monkeypatch: pytest.MonkeyPatch) -> None:
+    problem = world.problem(Budget(power_w=7.0))
+    monkeypatch.setattr(acquire.shortlist, "__defaults__", (64,))
+    found = search_setting(problem, world.truth)
+    assert found.best.time_s <= 1.06 * _best_s(problem, 7.0)
+
+
+def test_known_measurements_of_other_knobs_are_refused() -> None:
+    other = Measurement(Setting(world.at(500.0, 200.0, 8).mode.with_knobs(mem_mhz=1600.0), 8), step_s=1.0, power_w=5.0)
+    with pytest.raises(InputError, match="other knobs"):
+        search_setting(world.problem(Budget(power_w=7.0)), world.truth, known=[other])
+    with pytest.raises(InputError):
+        search_setting(world.problem(Budget(power_w=7.0)), world.truth, most=0)
+
+
+@pytest.mark.slow
+def test_real_power_modes_are_never_over_budget(data_dir) -> None:
+    from underwatt.tables import read_powertrain_table
+
+    table = {m.setting: m for m in read_powertrain_table(data_dir / "powertrain" / "orin_nano_train_resnet18.csv")}
+    candidates = SettingArray.of(list(table))
+    penalties, measured = [], []
+    for power_w in (8.0, 9.5, 11.0):
+        found = search_setting(Problem.of(candidates, Budget(power_w=power_w)), table.__getitem__)
+        assert found.best.measurement.power_w <= power_w
+        best_s = min(m.step_s for m in table.values() if m.power_w <= power_w)
+        penalties.append(found.best.measurement.step_s / best_s - 1)
+        measured.append(len(found.measurements))
+    assert np.mean(penalties) < 0.05
+    assert math.fsum(measured) / len(measured) <= 16
+
+
+# The search as a conversation
+
+
+@pytest.mark.parametrize("known", [(), world.everything()[:40:9]])
+def test_asking_and_telling_is_the_same_search(known: tuple[Measurement, ...]) -> None:
+    problem = world.problem(Budget(power_w=7.0))
+    whole = search_setting(problem, world.truth, known=known, seed=2)
+    search = Search(problem, known=known, seed=2)
+    assert search.best == (None if not known else search.best)
+    told: list[Measurement] = []
+    while (ask := search.ask()) is not None:
+        told.append(world.truth(ask.setting))
+        search.tell(told[-1])
+    assert tuple(told) == whole.measurements
+    assert search.result() == whole
+    assert search.best == whole.best
+    assert search.measurements == (*known, *told)
+
+
+def test_another_budget_over_the_same_candidates_uses_all_that_is_known() -> None:
+    problem = world.problem(Budget(power_w=12.0))
+    search = Search(problem)
+    while (ask := search.ask()) is not None:
+        search.tell(world.truth(ask.setting))
+    lower = search.under(world.problem(Budget(power_w=6.0)), most=10)
+    asked = []
+    while (ask := lower.ask()) is not None:
+        asked.append(ask.setting)
+        lower.tell(world.truth(ask.setting))
+    assert not {m.setting for m in search.measurements} & set(asked), "measured twice"
+    assert len(asked) <= 10
+    assert lower.best is not None
+    assert lower.best.measurement.power_w <= 6.0
+    assert lower.best.time_s <= 1.06 * _best_s(world.problem(Budget(power_w=6.0)), 6.0)
+    again = lower.under(problem, most=10)
+    more = []
+    while (ask := again.ask()) is not None:
+        more.append(ask.setting)
+        again.tell(world.truth(ask.setting))
+    assert len(more) <= 3, "going back to a budget needs no search of its own"
+
+
+def test_a_measurement_of_something_else_is_no_answer() -> None:
+    search = Search(world.problem(Budget(power_w=7.0)))
+    search.tell(Measurement(Setting(world.at(500.0, 200.0, 8).mode, 7), step_s=1.0, power_w=1.0))
+    assert search.measurements == ()
+    assert search.best is None
+
+
+def test_what_ran_out_of_memory_takes_the_larger_ones_with_it() -> None:
+    search, measure = Search(world.problem(Budget(power_w=12.0))), world.out_of_memory_from(16)
+    too_large = math.inf
+    while (ask := search.ask()) is not None:
+        assert ask.setting.batch_size < too_large
+        made = measure(ask.setting)
+        if made.status is Status.OUT_OF_MEMORY:
+            too_large = made.setting.batch_size
+        search.tell(made)
+    assert too_large < math.inf
+    assert search.best is not None
+
+
+def test_pauses_compete_with_clocks() -> None:
+    """Where waiting draws little, a fast setting with pauses may be the best; the search then ends with one."""
+    problem = replace(world.problem(Budget(power_w=6.5)), idle_w=0.5)
+    found = search_setting(problem, world.truth)
+    outcomes = [outcome(problem, row, measured) for row, measured in enumerate(world.everything())]
+    best_s = min(one.time_s for one in outcomes if one.fits)
+    assert found.best.fits
+    assert found.best.time_s <= 1.06 * best_s
+    assert found.best.measurement.power_w > 6.5

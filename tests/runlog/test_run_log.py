@@ -1,0 +1,475 @@
+from __future__ import annotations
+
+import errno
+import json
+import math
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+import timeit
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from underwatt.errors import InputError
+from underwatt.records import Measurement, PowerMode, Setting, to_json
+from underwatt.runlog.log import KEEP_READINGS, RunLog, follow, read_log
+from underwatt.runlog.record import RunRecord
+
+SETTING = Setting(PowerMode(gpu_mhz=600.0), 8)
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "run" / "log.jsonl"
+
+
+def recorded(
+    path: Path,
+    watts: list[float],
+    *,
+    budgets: tuple[tuple[float, float | None], ...] = ((0.0, 10.0),),
+    **marks: list[float],
+) -> RunRecord:
+    """A log with ten readings a second from 0.1 s on; ``settings`` are the times at which the setting changed."""
+    with RunLog(path) as log:
+        log.write("start", 0.0, job="digits")
+        for at_s, budget_w in budgets:
+            log.write("budget", at_s, power_w=budget_w, why="changed")
+        for number, at_s in enumerate(marks.get("settings", [])):
+            log.write("setting", at_s, setting={"batch_size": number}, state="holding", why="")
+        for number, power_w in enumerate(watts, 1):
+            log.power(number / 10, power_w)
+    return read_log(path)
+
+
+def test_what_is_written_is_read(path: Path) -> None:
+    with RunLog(path) as log:
+        log.write("start", 0.0, job="digits", target=None)
+        log.write("budget", 0.0, power_w=10.0, why="start")
+        log.power(0.1, 8.0)
+        log.power(0.2, 9.0)
+        log.flush()
+        log.power(0.3, 10.0)
+        log.write("measured", 0.3, measurement=Measurement(SETTING, 0.1, 9.5))
+        log.write("score", 0.3, value=np.float32(0.5), samples=np.int64(7), many=np.array([1.0, np.nan]), odd={1})
+        log.write("end", 0.4, outcome="reached", score=math.nan)
+    assert log.error is None
+    record = read_log(str(path))
+    assert record.start["job"] == "digits"
+    assert [event["kind"] for event in record.events] == ["start", "budget", "measured", "score", "end"]
+    assert record.of("measured")[0]["measurement"] == to_json(Measurement(SETTING, 0.1, 9.5))
+    score = record.of("score")[0]
+    assert (score["value"], score["samples"], score["many"], score["odd"]) == (0.5, 7, [1.0, None], "{1}")
+    assert record.power.at_s.tolist() == [0.1, 0.2, 0.3]
+    assert record.power.power_w.tolist() == [8.0, 9.0, 10.0]
+    assert record.end is not None
+    assert record.end["score"] is None
+    assert record.energy_j() == pytest.approx(0.1 * 27)
+    assert record.budget_at([-1.0, 0.0, 5.0]).tolist() == [math.inf, 10.0, 10.0]
+    assert [path.name for path in path.parent.iterdir()] == ["log.jsonl"]
+
+
+def test_nothing_is_written_before_a_flush(path: Path) -> None:
+    log = RunLog(path)
+    log.write("start", 0.0)
+    log.power(0.1, 8.0)
+    assert path.read_bytes() == b""
+    log.flush()
+    assert len(path.read_bytes().splitlines()) == 2
+    log.close()
+    log.close()
+
+
+def test_a_reading_costs_about_a_microsecond(path: Path) -> None:
+    log = RunLog(path)
+    assert min(timeit.repeat(lambda: log.power(0.1, 8.0), number=10_000, repeat=5)) / 10_000 < 3e-6
+    log.close()
+
+
+def test_a_reading_that_is_no_number_is_none(path: Path) -> None:
+    record = recorded(path, [8.0, math.nan, math.inf, 9.0])
+    assert record.power.power_w.tolist() == [8.0, 9.0]
+    assert record.power.missed == 2
+    assert b"NaN" not in path.read_bytes()
+
+
+def test_a_torn_last_line_is_skipped_and_removed_by_the_run_that_goes_on(path: Path) -> None:
+    recorded(path, [8.0])
+    whole = path.stat().st_size
+    with path.open("ab") as file:
+        file.write(b'{"kind":"power","at_s":[0.2,')
+    assert len(read_log(path).power) == 1
+    assert read_log(path).end is None
+    _, at = follow(path)
+    assert at == whole
+    with RunLog(path) as log:
+        log.write("resume", 0.2, pid=1)
+        log.power(0.3, 9.0)
+    assert [event["kind"] for event in follow(path, at)[0]] == ["resume", "power"]
+    assert read_log(path).power.power_w.tolist() == [8.0, 9.0]
+
+
+@settings(max_examples=50, deadline=None)
+@given(cut=st.integers(0, 10_000))
+def test_a_log_cut_anywhere_is_read_up_to_there(tmp_path_factory: pytest.TempPathFactory, cut: int) -> None:
+    path = tmp_path_factory.mktemp("cut") / "log.jsonl"
+    recorded(path, [8.0] * 30, settings=[0.1, 0.2])
+    text = path.read_bytes()
+    cut %= len(text) + 1
+    path.write_bytes(text[:cut])
+    lines = text[:cut].count(b"\n")
+    assert len(follow(path)[0]) == lines
+    if lines:
+        assert len(read_log(path).events) == min(lines, 4)
+    else:
+        with pytest.raises(InputError, match="does not begin"):
+            read_log(path)
+
+
+def test_kill_leaves_every_flushed_line(path: Path) -> None:
+    program = f"""
+import os, signal
+from underwatt.runlog.log import RunLog
+log = RunLog({str(path)!r})
+log.write("start", 0.0)
+for n in range(1000):
+    log.power(n / 10, 8.0)
+    log.flush()
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+    done = subprocess.run([sys.executable, "-c", program], check=False)
+    assert done.returncode == -signal.SIGKILL
+    assert len(read_log(path).power) == 1000
+
+
+def test_damage_in_the_middle_is_an_error_with_its_line(path: Path) -> None:
+    recorded(path, [8.0])
+    text = path.read_bytes()
+    path.write_bytes(text.replace(b'{"kind":"budget"', b'{"kind:"budget"'))
+    with pytest.raises(InputError, match="line 2"):
+        read_log(path)
+    path.write_text("[1, 2]\n")
+    with pytest.raises(InputError, match="line 1"):
+        follow(path)
+
+
+def test_files_that_are_no_log(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="cannot be read"):
+        read_log(tmp_path / "none.jsonl")
+    (tmp_path / "other.jsonl").write_text('{"kind": "note", "at_s": 0}\n')
+    with pytest.raises(InputError, match="does not begin"):
+        read_log(tmp_path / "other.jsonl")
+    with pytest.raises(InputError, match="cannot be written"):
+        RunLog(tmp_path / "other.jsonl" / "log.jsonl")
+
+
+def test_a_live_reader_sees_whole_lines_as_they_come(path: Path) -> None:
+    assert follow(path) == ([], 0)
+    with RunLog(path) as log:
+        assert follow(path) == ([], 0)
+        log.write("start", 0.0)
+        log.flush()
+        first, at = follow(path)
+        assert [event["kind"] for event in first] == ["start"]
+        assert follow(path, at) == ([], at)
+        log.power(0.1, 8.0)
+        log.flush()
+        assert follow(path, at)[0] == [{"kind": "power", "at_s": [0.1], "power_w": [8.0]}]
+    path.write_bytes(b"")
+    assert follow(path, at) == ([], 0)
+
+
+def test_a_full_disk_ends_nothing_and_nothing_is_lost(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    log = RunLog(path)
+    log.write("start", 0.0)
+    log.flush()
+    log.power(0.1, 8.0)
+    log.write("note", 0.1, level="info", text="kept")
+    write, room = os.write, 10
+
+    def nearly_full(file: int, text: bytes) -> int:
+        nonlocal room
+        if not room:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        part = text[:room]
+        room -= len(part)
+        return write(file, part)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "write", nearly_full)
+        log.flush()
+        assert "No space left" in (log.error or "")
+        assert [event["kind"] for event in read_log(path).events] == ["start"]
+        log.power(0.2, 9.0)
+        log.flush()
+    log.flush()
+    assert log.error is None
+    log.close()
+    record = read_log(path)
+    assert record.power.power_w.tolist() == [8.0, 9.0]
+    assert record.of("note")[0]["text"] == "kept"
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no /dev/full")
+def test_a_disk_that_is_really_full(tmp_path: Path) -> None:
+    (tmp_path / "log.jsonl").symlink_to("/dev/full")
+    log = RunLog(tmp_path / "log.jsonl")
+    log.write("start", 0.0)
+    log.flush()
+    assert "No space left" in (log.error or "")
+    log.close()
+
+
+def test_what_waits_for_the_disk_is_bounded_and_the_newest(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    log = RunLog(path)
+    log.write("start", 0.0)
+
+    def refuse(*_: object) -> int:
+        raise OSError(errno.EIO, "Input/output error")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "write", refuse)
+        for number in range(KEEP_READINGS + 500):
+            log.power(number, 8.0)
+            if number % 7000 == 0:
+                log.flush()
+        log.flush()
+    log.close()
+    times = read_log(path).power.at_s
+    assert len(times) == KEEP_READINGS
+    assert times[-1] == KEEP_READINGS + 499
+
+
+def test_a_removed_folder_is_made_again_and_the_log_can_be_read(path: Path) -> None:
+    log = RunLog(path)
+    log.write("start", 0.0, job="digits")
+    log.write("budget", 0.0, power_w=10.0, why="start")
+    log.power(0.1, 8.0)
+    log.flush()
+    shutil.rmtree(path.parent)
+    log.power(100.0, 8.0)
+    log.power(100.1, 8.0)
+    log.close()
+    record = read_log(path)
+    assert record.start["job"] == "digits"
+    assert record.budget_at([100.0]) == [10.0]
+    assert record.energy_j() == pytest.approx(0.8)  # not a hundred seconds of the first reading
+    with RunLog(path) as log:  # a resumed run has not written the start itself
+        shutil.rmtree(path.parent)
+        log.write("note", 200.0, level="info", text="still here")
+    assert read_log(path).start["job"] == "digits"
+
+
+def test_a_folder_that_cannot_be_made_again_is_tried_again(path: Path) -> None:
+    log = RunLog(path)
+    log.write("start", 0.0)
+    shutil.rmtree(path.parent)
+    path.parent.write_text("in the way")
+    log.flush()
+    assert log.error
+    path.parent.unlink()
+    log.flush()
+    assert log.error is None
+    log.close()
+    assert read_log(path).start["at_s"] == 0
+
+
+def test_threads_lose_nothing(path: Path) -> None:
+    log = RunLog(path)
+    log.write("start", 0.0)
+
+    def sample() -> None:
+        for number in range(5000):
+            log.power(number / 10, 8.0)
+
+    def train() -> None:
+        for number in range(500):
+            log.write("progress", number, steps=number)
+            log.flush()
+
+    threads = [threading.Thread(target=target) for target in (sample, train, train)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    log.close()
+    record = read_log(path)
+    assert record.power.at_s.tolist() == [number / 10 for number in range(5000)]
+    assert len(record.of("progress")) == 1000
+
+
+def test_a_resumed_run_has_no_end_until_it_ends_again(path: Path) -> None:
+    with RunLog(path) as log:
+        log.write("start", 0.0)
+        log.power(0.1, 8.0)
+        log.write("end", 0.1, outcome="interrupted")
+    assert (read_log(path).end or {})["outcome"] == "interrupted"
+    with RunLog(path) as log:
+        log.write("resume", 50.0)
+        log.power(50.1, 8.0)
+        log.flush()
+        assert read_log(path).end is None
+        assert read_log(path).energy_j() == pytest.approx(1.6)  # the time between is not counted
+        log.write("end", 51.0, outcome="reached")
+    assert (read_log(path).end or {})["outcome"] == "reached"
+
+
+def test_energy_and_time_over_the_budget(path: Path) -> None:
+    record = recorded(path, [9.0] * 100 + [12.0] * 50 + [9.0] * 100)
+    assert record.energy_over_j() == pytest.approx(10.0)
+    # The mean over a second lies above 10.2 W from the fifth high reading on, and until the sixth low one.
+    assert record.time_over_s() == pytest.approx(5.0 - 0.4 + 0.5)
+    assert record.time_over_s(window_s=0.0) == pytest.approx(5.0)
+    assert record.time_over_s(tolerance=0.21) == 0
+    assert record.energy_over_j(window_s=30.0) == 0
+
+
+def test_a_rise_is_no_offence_and_a_drop_counts_from_its_moment(path: Path) -> None:
+    budgets = ((0.0, 15.0), (10.0, 7.0), (20.0, 12.0))
+    watts = [14.0] * 100 + [6.9] * 100 + [11.9] * 100
+    assert recorded(path, watts, budgets=budgets).time_over_s() == 0
+    assert read_log(path).energy_over_j() == 0
+    late = recorded(path.with_name("late.jsonl"), [14.0] * 105 + [6.9] * 95 + [11.9] * 100, budgets=budgets)
+    assert late.time_over_s(lag_s=0.6) == 0
+    assert 0.5 <= late.time_over_s() <= 1.5  # the mean over a second remembers
+    assert late.energy_over_j() == pytest.approx(0.5 * 7.0)
+    assert late.energy_over_j(lag_s=0.6) == 0
+
+
+def test_lag_is_granted_for_another_setting_and_not_for_another_state(path: Path) -> None:
+    with RunLog(path) as log:
+        log.write("start", 0.0)
+        log.write("budget", 0.0, power_w=10.0)
+        for at_s, state in ((0.0, "searching"), (1.0, "holding"), (2.0, "correcting"), (3.0, "holding")):
+            log.write("setting", at_s, setting={"batch_size": 8}, state=state, why="")
+        log.write("setting", 4.0, setting={"batch_size": 16}, state="holding", why="")
+        for number in range(1, 51):
+            log.power(number / 10, 11.0 if (number - 1) % 10 < 4 else 9.0)  # for 0.4 s after each of them
+    record = read_log(path)
+    assert record.time_over_s(window_s=0.0) == pytest.approx(5 * 0.4)
+    assert record.time_over_s(window_s=0.0, lag_s=0.6) == pytest.approx(3 * 0.4)
+    assert record.time_over_s(window_s=0.0, lag_s=0.35) == pytest.approx(5 * 0.4), "it took longer than that"
+
+
+def test_no_lag_is_granted_to_what_stays_above(path: Path) -> None:
+    record = recorded(path, [11.0] * 60, settings=[0.02, 1.02, 1.52, 2.02])
+    assert record.time_over_s(lag_s=2.0) == pytest.approx(6.0)
+    found = record.verdict()
+    assert (found.bounded_s, found.judged_s, found.over_s) == pytest.approx((6.0, 6.0, 6.0))
+
+
+def test_a_verdict_says_how_much_it_is_made_on(path: Path) -> None:
+    lagging = recorded(path, [12.0] * 15 + [9.0] * 85, settings=[0.0])
+    found = lagging.verdict()
+    assert (found.bounded_s, found.judged_s, found.over_s) == pytest.approx((10.0, 8.5, 0.0))
+    assert found.is_enough
+    assert not recorded(path.with_name("short.jsonl"), [9.0] * 30).verdict().is_enough
+    unbounded = recorded(path.with_name("none.jsonl"), [9.0] * 90, budgets=((0.0, None),)).verdict()
+    assert (unbounded.bounded_s, unbounded.is_enough) == (0.0, False)
+
+
+def test_each_reading_is_judged_as_the_budget_then_in_force_says(path: Path) -> None:
+    with RunLog(path) as log:
+        log.write("start", 0.0)
+        for at_s, watts, window_s in ((0.0, "mean", None), (10.0, "peak", None), (20.0, "mean", 5.0)):
+            log.write("budget", at_s, power_w=10.0, watts=watts, window_s=window_s, why="changed")
+        for number in range(1, 301):
+            log.power(number / 10, 15.0 if number % 10 == 5 else 9.0)  # once a second
+    record = read_log(path)
+    assert record.windows_s.tolist() == [1.0, 0.0, 5.0]
+    assert record.verdict().over_s == pytest.approx(10 * 0.1), "peaks while these are bounded"
+
+
+def test_exactly_the_budget_is_not_over_it(path: Path) -> None:
+    record = recorded(path, [0.1, 7.3, 10.0, 3.7] * 500)
+    assert record.energy_over_j() == record.time_over_s() == 0
+
+
+def test_a_budget_without_watts_cannot_be_exceeded(path: Path) -> None:
+    record = recorded(path, [50.0] * 20, budgets=((0.0, None), (1.0, None), (1.5, 60.0)))
+    assert record.time_over_s() == record.energy_over_j() == 0
+    assert record.budget_at(1.2) == math.inf
+
+
+def test_a_run_without_readings_proves_nothing_and_breaks_nothing(path: Path) -> None:
+    record = recorded(path, [], budgets=())
+    assert record.energy_j() == record.energy_over_j() == record.time_over_s() == 0
+    assert record.budget_at(3.0) == math.inf
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    watts=st.lists(st.floats(1, 20), min_size=1, max_size=60),
+    steps=st.lists(st.tuples(st.integers(1, 60), st.floats(2, 18)), max_size=4, unique_by=lambda step: step[0]),
+    changes=st.lists(st.integers(0, 60), max_size=3),
+    window=st.integers(0, 15),
+    lag=st.integers(0, 8),
+)
+def test_time_over_agrees_with_the_words(
+    tmp_path_factory: pytest.TempPathFactory,
+    watts: list[float],
+    steps: list[tuple[int, float]],
+    changes: list[int],
+    window: int,
+    lag: int,
+) -> None:
+    # Times off the grid of readings, so that rounding decides nothing.
+    budgets = [(0.0, 10.0), *((at / 10 - 0.03, round(level_w, 4)) for at, level_w in sorted(steps))]
+    moved = [at / 10 + 0.02 for at in sorted(changes)]
+    watts = [round(power_w, 4) for power_w in watts]
+    path = tmp_path_factory.mktemp("words") / "log.jsonl"
+    record = recorded(path, watts, budgets=tuple(budgets), settings=moved)
+    drops = [now[0] for before, now in pairwise(budgets) if now[1] < before[1]]
+    window_s, lag_s, over_s, over_j = window / 10 + 0.05, lag / 10, 0.0, 0.0
+    times = [number / 10 for number in range(1, len(watts) + 1)]
+
+    def counted(at_s: float) -> bool:
+        """Not where it is above, since a change and until it is back within the budget in time."""
+        changes = sorted({*drops, *moved})
+        before = [change for change in changes if change <= at_s]
+        if not before or lag_s == 0:
+            return True
+        until_s = min([before[-1] + lag_s, *(change for change in changes if change > at_s)])
+        back = [t for t, w in zip(times, watts, strict=True) if before[-1] < t <= until_s and w <= 1.02 * level(t)]
+        return not back or at_s >= back[0]
+
+    def level(at_s: float) -> float:
+        return [budget_w for begin_s, budget_w in budgets if begin_s <= at_s][-1]
+
+    for at_s in times:
+        begin_s, budget_w = [budget for budget in budgets if budget[0] <= at_s][-1]
+        since = max([at_s - window_s, *(drop for drop in drops if drop <= at_s)])
+        readings = [w for t, w in zip(times, watts, strict=True) if since < t <= at_s and counted(t)]
+        if counted(at_s):
+            over_w = sum(readings) / len(readings) - budget_w
+            if abs(over_w - 0.02 * budget_w) < 1e-6:
+                return  # a tie
+            over_s += min(0.1, at_s - begin_s) * (over_w > 0.02 * budget_w)
+            over_j += min(0.1, at_s - begin_s) * max(0.0, over_w)
+    assert record.time_over_s(window_s=window_s, lag_s=lag_s) == pytest.approx(over_s, abs=1e-6)
+    assert record.energy_over_j(window_s=window_s, lag_s=lag_s) == pytest.approx(over_j, abs=1e-6)
+
+
+@pytest.mark.slow
+def test_a_day_is_read_in_seconds(path: Path) -> None:
+    path.parent.mkdir()
+    with path.open("w") as file:
+        file.write('{"kind":"start","at_s":0}\n{"kind":"budget","at_s":0,"power_w":10}\n')
+        watts = json.dumps([9.8765] * 10)
+        for second in range(86_400):
+            times = ",".join(f"{second + tenth / 10:.4f}" for tenth in range(10))
+            file.write(f'{{"kind":"power","at_s":[{times}],"power_w":{watts}}}\n')
+    begin = time.perf_counter()
+    record = read_log(path)
+    assert record.time_over_s() == record.energy_over_j() == 0
+    assert time.perf_counter() - begin < 15  # about two on an idle desktop
+    assert len(record.power) == 864_000

@@ -1,0 +1,398 @@
+from __future__ import annotations
+
+import math
+import multiprocessing
+import os
+import shutil
+import sqlite3
+import tempfile
+from dataclasses import replace
+from multiprocessing.synchronize import Barrier
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from underwatt.errors import StoreError
+from underwatt.records import (
+    ConvergenceRun,
+    DeviceInfo,
+    Measurement,
+    PowerMode,
+    Profile,
+    Setting,
+    Status,
+    WorkloadInfo,
+    to_json,
+)
+from underwatt.store.rows import SCHEMA_VERSION
+from underwatt.store.store import Store, default_store_path
+
+DEVICE = DeviceInfo("virtual", "Nano", "virtual-nano", "virtual:nano", simulated=True, software={"driver": "1"})
+WORKLOAD = WorkloadInfo("resnet18", "abc", {"torch": "2"})
+
+numbers = st.floats(1e-6, 1e6) | st.just(float("nan"))
+measurements = st.builds(
+    Measurement,
+    st.builds(
+        Setting,
+        st.builds(PowerMode, cpu_cores=st.none() | st.integers(1, 12), gpu_mhz=st.none() | st.floats(1, 3000)),
+        st.integers(1, 1024),
+    ),
+    step_s=numbers,
+    power_w=numbers,
+    power_w_ci95=numbers,
+    steps=st.integers(0, 1000),
+    status=st.sampled_from(Status),
+    note=st.text(st.characters(exclude_categories=["Cs", "Cc"]), max_size=30),
+)
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "store.db"
+
+
+def make(path: Path, count: int = 3) -> int:
+    with Store(path) as store:
+        number = store.profile_id(DEVICE, WORKLOAD)
+        store.add(number, [Measurement(Setting(PowerMode(gpu_mhz=100.0 + n), 8), 0.1, 5.0) for n in range(count)])
+    return number
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.lists(measurements, max_size=5))
+def test_what_is_stored_comes_back(tmp_path_factory: pytest.TempPathFactory, items: list[Measurement]) -> None:
+    with Store(tmp_path_factory.mktemp("store") / "store.db") as store:
+        number = store.profile_id(DEVICE, WORKLOAD)
+        store.add(number, items)
+        profile = store.profile(number)
+    assert (profile.device, profile.workload) == (DEVICE, WORKLOAD)
+    assert repr(profile.measurements) == repr(tuple(items))  # NaN is not equal to itself, its text is
+
+
+def test_the_same_device_and_workload_share_a_profile(path: Path) -> None:
+    with Store(path) as store:
+        first = store.profile_id(DEVICE, WORKLOAD)
+        assert store.profile_id(DEVICE, WORKLOAD) == first
+        assert store.profile_id(DEVICE, WorkloadInfo("other", "def")) != first
+
+
+def test_summaries_count_what_is_usable(path: Path) -> None:
+    number = make(path)
+    with Store(path) as store:
+        store.add(number, [Measurement(Setting(PowerMode(), 64), status=Status.OUT_OF_MEMORY)])
+        store.profile_id(DEVICE, WorkloadInfo("empty", "def"))
+        first, second = store.summaries()
+    assert (first.measured, first.usable, first.device) == (4, 3, DEVICE)
+    assert (second.measured, second.usable) == (0, 0)
+
+
+def test_convergence_runs_come_back(path: Path) -> None:
+    runs = (ConvergenceRun(8, 0.9, 12000.0, 1, 1e-3), ConvergenceRun(128, 0.9, float("nan")))
+    with Store(path) as store:
+        store.add_convergence(WORKLOAD, runs)
+        [(workload, found)] = store.convergence()
+    assert workload == WORKLOAD
+    assert repr(found) == repr(runs)
+    assert [run.reached for run in found] == [True, False]
+
+
+def _write(path: Path, process: int) -> None:
+    with Store(path) as store:
+        number = store.profile_id(DEVICE, WORKLOAD)
+        for n in range(20):
+            store.add(number, [Measurement(Setting(PowerMode(gpu_mhz=1.0 + process), 1 + n), 0.1, 5.0)])
+
+
+def test_several_processes_write_at_once(path: Path) -> None:
+    context = multiprocessing.get_context("spawn")
+    writers = [context.Process(target=_write, args=(path, process)) for process in range(4)]
+    for writer in writers:
+        writer.start()
+    for writer in writers:
+        writer.join()
+    assert [writer.exitcode for writer in writers] == [0] * 4
+    with Store(path) as store:
+        [summary] = store.summaries()
+        assert summary.measured == 80
+        assert len({m.setting for m in store.measurements(summary.id)}) == 80
+
+
+def _make_together(folder: Path, barrier: Barrier) -> None:
+    for turn in range(10):
+        barrier.wait()
+        make(folder / f"{turn}.db", 1)
+
+
+def test_several_processes_make_a_store_at_once(tmp_path: Path) -> None:
+    context = multiprocessing.get_context("spawn")
+    barrier = context.Barrier(4, timeout=60)
+    makers = [context.Process(target=_make_together, args=(tmp_path, barrier)) for _ in range(4)]
+    for maker in makers:
+        maker.start()
+    for maker in makers:
+        maker.join()
+    assert [maker.exitcode for maker in makers] == [0] * 4
+    for path in tmp_path.glob("*.db"):
+        with Store(path, create=False) as store:
+            assert [summary.measured for summary in store.summaries()] == [4]
+
+
+@pytest.mark.parametrize("content", [b"hello, this is text" * 20, b"\x89PNG", b"SQLite format 3\x00" + b"\x01" * 200])
+def test_a_foreign_file_is_refused_and_untouched(path: Path, content: bytes) -> None:
+    path.write_bytes(content)
+    with pytest.raises(StoreError, match=r"not an Underwatt store|another program|newer"):
+        Store(path)
+    assert path.read_bytes() == content
+    assert [item.name for item in path.parent.iterdir()] == [path.name]
+
+
+def test_a_database_of_another_program_is_refused_and_untouched(path: Path) -> None:
+    with sqlite3.connect(path) as connection:
+        connection.execute("CREATE TABLE notes (text)")
+    connection.close()
+    content = path.read_bytes()
+    with pytest.raises(StoreError, match="another program"):
+        Store(path)
+    assert path.read_bytes() == content
+
+
+def test_a_newer_store_is_refused_and_untouched(path: Path) -> None:
+    make(path)
+    connection = sqlite3.connect(path)
+    connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION + 1}")
+    connection.commit()
+    connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    connection.close()
+    content = path.read_bytes()
+    with pytest.raises(StoreError, match="newer Underwatt"):
+        Store(path)
+    assert path.read_bytes() == content
+
+
+@pytest.mark.parametrize("keep", [10, 60, 100, 5000])
+def test_a_truncated_store_is_refused_and_untouched(path: Path, keep: int) -> None:
+    make(path, 200)
+    content = path.read_bytes()[:keep]
+    path.write_bytes(content)
+    with pytest.raises(StoreError, match="truncated"):
+        Store(path)
+    assert path.read_bytes() == content
+
+
+def test_an_empty_file_becomes_a_store_but_is_not_read_as_one(path: Path) -> None:
+    path.touch()
+    with pytest.raises(StoreError, match="truncated"):
+        Store(path, create=False)
+    assert make(path) == 1
+
+
+def test_a_missing_store_is_not_made_by_looking(path: Path) -> None:
+    with pytest.raises(StoreError, match="no store at"):
+        Store(path, create=False)
+    assert not path.exists()
+
+
+def test_a_folder_that_cannot_be_made_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(StoreError, match="--store"):
+        Store(tmp_path / "file" / "store.db")
+
+
+def test_a_full_disk_is_an_error_and_what_was_stored_stays(path: Path) -> None:
+    number = make(path)
+    with Store(path) as store:
+        with store._engine.connect() as connection:
+            pages = connection.exec_driver_sql("PRAGMA page_count").scalar_one()
+
+        def limit(connection: sqlite3.Connection, _: object) -> None:
+            connection.execute(f"PRAGMA max_page_count = {pages}")
+
+        import sqlalchemy as sa
+
+        sa.event.listen(store._engine, "connect", limit)
+        store._engine.dispose()
+        many = [Measurement(Setting(PowerMode(gpu_mhz=1), 1), note="x" * 200) for _ in range(200)]
+        with pytest.raises(StoreError, match="full"):
+            store.add(number, many)
+    with Store(path) as store:
+        assert len(store.measurements(number)) == 3
+
+
+def test_an_unknown_profile_is_named(path: Path) -> None:
+    with Store(path) as store, pytest.raises(StoreError, match="no profile 7"):
+        store.profile(7)
+
+
+def test_the_store_is_found_by_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("UNDERWATT_STORE", "elsewhere.db")
+    assert default_store_path() == Path("elsewhere.db")
+    monkeypatch.delenv("UNDERWATT_STORE")
+    assert default_store_path() == Path("underwatt.db")
+
+
+def test_other_software_is_another_profile(path: Path) -> None:
+    with Store(path) as store:
+        first = store.profile_id(DEVICE, WORKLOAD)
+        newer_driver = store.profile_id(replace(DEVICE, software={"driver": "2"}), WORKLOAD)
+        newer_torch = store.profile_id(DEVICE, replace(WORKLOAD, software={"torch": "3"}))
+        assert len({first, newer_driver, newer_torch}) == 3
+        assert store.profile(newer_driver).device.software == {"driver": "2"}
+        assert store.profile_id(replace(DEVICE, name="renamed"), WORKLOAD) == first
+
+
+def _wal_files(path: Path) -> dict[str, bytes]:
+    return {name: (path.parent / name).read_bytes() for name in (path.name, f"{path.name}-wal")}
+
+
+@pytest.mark.parametrize("statement", ["CREATE TABLE notes (text)", "PRAGMA user_version = 7"])
+@pytest.mark.parametrize("crashed", [False, True])
+def test_another_programs_database_in_its_log_is_refused_and_untouched(
+    path: Path, statement: str, crashed: bool
+) -> None:
+    writer = sqlite3.connect(path)
+    writer.execute("PRAGMA journal_mode = WAL")
+    writer.execute(statement)
+    writer.commit()
+    if crashed:  # what a killed process leaves
+        left = path.parent / "left"
+        left.mkdir()
+        for name in _wal_files(path):
+            shutil.copy(path.parent / name, left / name)
+        path = left / path.name
+    before = _wal_files(path)
+    for create in (True, False):
+        with pytest.raises(StoreError, match="another program"):
+            Store(path, create=create)
+    assert _wal_files(path) == before
+    writer.close()
+
+
+def test_a_newer_version_that_is_only_in_the_log_is_refused_and_untouched(path: Path) -> None:
+    make(path)
+    writer = sqlite3.connect(path)
+    writer.execute(f"PRAGMA user_version = {SCHEMA_VERSION + 1}")
+    writer.commit()
+    before = _wal_files(path)
+    with pytest.raises(StoreError, match="newer Underwatt"):
+        Store(path)
+    assert _wal_files(path) == before
+    assert writer.execute("PRAGMA user_version").fetchone() == (SCHEMA_VERSION + 1,)
+    writer.close()
+
+
+def test_a_store_left_by_a_killed_process_is_whole(path: Path) -> None:
+    writer = Store(path)
+    number = writer.profile_id(DEVICE, WORKLOAD)
+    writer.add(number, [Measurement(Setting(PowerMode(gpu_mhz=1.0), 8), 0.1, 5.0)])
+    left = path.parent / "left"
+    left.mkdir()
+    for name in _wal_files(path):
+        shutil.copy(path.parent / name, left / name)
+    writer.close()
+    with Store(left / path.name, create=False) as store:
+        assert len(store.measurements(number)) == 1
+
+
+def test_looking_does_not_wait_for_a_writer(path: Path) -> None:
+    number = make(path)
+    writer = sqlite3.connect(path, isolation_level=None)
+    writer.execute("BEGIN IMMEDIATE")  # a second write lock would have to wait until the busy timeout
+    for create in (True, False):
+        with Store(path, create=create) as store:
+            assert store.summaries()[0].id == number
+    writer.close()
+
+
+def test_looking_changes_nothing(path: Path) -> None:
+    make(path)
+    content = path.read_bytes()
+    with Store(path, create=False) as store:
+        store.summaries()
+    assert path.read_bytes() == content
+    assert [item.name for item in path.parent.iterdir()] == [path.name]
+
+
+def _look_where_nothing_may_be_written(folder: Path) -> None:
+    path = folder / "store.db"
+    number = make(path)
+    path.chmod(0o444)
+    folder.chmod(0o555)
+    if os.getuid() == 0:  # root may write everywhere
+        os.setuid(65534)
+    with Store(path, create=False) as store:
+        assert store.summaries()[0].measured == 3
+        with pytest.raises(StoreError, match="readonly"):
+            store.add(number, [Measurement(Setting(PowerMode(), 1), 0.1, 5.0)])
+    with pytest.raises(StoreError, match="--store"):
+        Store(folder / "new.db")
+
+
+def test_a_read_only_folder_can_be_looked_at() -> None:
+    folder = Path(tempfile.mkdtemp())  # the folders of pytest itself are closed to other users
+    process = multiprocessing.get_context("spawn").Process(target=_look_where_nothing_may_be_written, args=(folder,))
+    process.start()
+    process.join()
+    folder.chmod(0o755)
+    shutil.rmtree(folder)
+    assert process.exitcode == 0
+
+
+def test_an_empty_database_becomes_a_store_but_is_not_read_as_one(path: Path) -> None:
+    connection = sqlite3.connect(path)
+    connection.execute("PRAGMA journal_mode = WAL")  # as far as a process came that was killed while making a store
+    connection.close()
+    with pytest.raises(StoreError, match="empty"):
+        Store(path, create=False)
+    assert make(path) == 1
+
+
+@pytest.mark.parametrize("name", ["what?.db", "a#b.db", "50%20.db", "sp ace.db"])
+def test_any_file_name_will_do(tmp_path: Path, name: str) -> None:
+    make(tmp_path / name)
+    assert [item.name for item in tmp_path.iterdir()] == [name]
+    with Store(tmp_path / name, create=False) as store:
+        assert store.summaries()[0].measured == 3
+
+
+def test_taking_in_the_same_twice_adds_nothing_but_keeps_true_repeats(path: Path) -> None:
+    once = Measurement(Setting(PowerMode(cpu_cores=2, gpu_mhz=1300), 8), 0.1, 5.0)
+    failed = Measurement(Setting(PowerMode(cpu_cores=2, gpu_mhz=1300), 64), status=Status.FAILED)
+    profile = Profile(DEVICE, WORKLOAD, (once, failed, failed))
+    runs = (ConvergenceRun(8, 0.9, float("nan")), ConvergenceRun(8, 0.9, 100.0, 1))
+    with Store(path) as store:
+        assert store.take_in([profile], [(WORKLOAD, runs)]) == ([(1, 3)], [2])
+        assert store.take_in([profile], [(WORKLOAD, runs)]) == ([(1, 0)], [0])
+        more = replace(profile, measurements=(*profile.measurements, replace(once, step_s=0.2)))
+        assert store.take_in([more], [(WORKLOAD, (*runs, ConvergenceRun(16, 0.9, 100.0, 1)))]) == ([(1, 1)], [1])
+        assert len(store.measurements(1)) == 4
+        store.add(1, [once])  # profiling may measure the same again
+        assert len(store.measurements(1)) == 5
+
+
+def test_taking_in_is_all_or_nothing(path: Path) -> None:
+    def profiles() -> object:
+        yield Profile(DEVICE, WORKLOAD, (Measurement(Setting(PowerMode(), 8), 0.1, 5.0),))
+        raise RuntimeError("pulled plug")
+
+    with Store(path) as store:
+        with pytest.raises(RuntimeError):
+            store.take_in(profiles())  # type: ignore[arg-type]
+        assert store.summaries() == ()
+
+
+def test_a_store_from_before_runs_said_where_they_were_given_up_still_works(path: Path) -> None:
+    with Store(path) as store:
+        store.add_convergence(WORKLOAD, [ConvergenceRun(8, 0.9, 500.0, 0, 1e-3)])
+    connection = sqlite3.connect(path)
+    connection.execute("ALTER TABLE convergence_runs DROP COLUMN given_up_samples")
+    connection.close()
+    given_up = ConvergenceRun(8, 0.9, math.nan, 1, 1e-3, given_up_samples=900.0)
+    with Store(path) as store:
+        [(_, (old,))] = store.convergence()
+        assert math.isnan(old.given_up_samples)
+        store.add_convergence(WORKLOAD, [given_up])
+        [(_, runs)] = store.convergence()
+    assert [to_json(run) for run in runs] == [to_json(old), to_json(given_up)]

@@ -1,0 +1,201 @@
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from underwatt.errors import InputError
+from underwatt.jobs.job import Job
+from underwatt.jobs.load import load_job
+from underwatt.records import ConvergenceRun
+from underwatt.studies.study import StudyProgress, StudySettings, data_note, default_workers, study
+from underwatt.studies.train import Effort
+
+FILE = Path(__file__).parents[1] / "helpers" / "small_job.py"
+ADDRESS = f"{FILE}:job"
+EFFORT = Effort(limit_samples=20_000, evaluate_every_samples=64)
+
+
+@pytest.fixture
+def job() -> Job:
+    return load_job(ADDRESS)
+
+
+def settings(workers: int, sizes: tuple[int, ...] = (4, 64), seeds: tuple[int, ...] = (0,)) -> StudySettings:
+    return StudySettings(sizes, seeds, EFFORT, workers=workers)
+
+
+def test_a_study_makes_every_run_and_hands_each_over_at_once(job: Job) -> None:
+    handed: list[ConvergenceRun] = []
+    seen: list[StudyProgress] = []
+    result = study(job, ADDRESS, settings(1, seeds=(0, 1)), on_run=handed.append, on_progress=seen.append)
+    assert [(r.batch_size, r.seed) for r in result.runs] == [(4, 0), (64, 0), (4, 1), (64, 1)]
+    assert tuple(handed) == result.runs
+    assert all(run.reached for run in handed)
+    assert not result.failures
+    finished = [p for p in seen if p.ended]
+    assert [p.made for p in finished] == [1, 2, 3, 4]
+    assert finished[-1].left_s == 0
+    assert any(p.score > 0 for p in seen if not p.ended)
+    assert seen[0].left_s is None
+
+
+def test_a_study_goes_on_where_it_was_stopped(job: Job) -> None:
+    class StopError(Exception):
+        pass
+
+    handed: list[ConvergenceRun] = []
+
+    def stop_after_one(run: ConvergenceRun) -> None:
+        handed.append(run)
+        raise StopError
+
+    with pytest.raises(StopError):
+        study(job, ADDRESS, settings(1), on_run=stop_after_one)
+    rest = study(job, ADDRESS, settings(1), done=handed)
+    assert {run.batch_size for run in (*handed, *rest.runs)} == {4, 64}
+    assert len(rest.runs) == 1
+    assert study(job, ADDRESS, settings(1), done=(*handed, *rest.runs)).runs == ()
+
+
+def test_worker_processes_give_the_same_runs_as_this_one(job: Job) -> None:
+    here = study(job, ADDRESS, settings(1))
+    there = study(job, ADDRESS, settings(2))
+    assert set(here.runs) == set(there.runs)
+
+
+def test_a_run_that_fails_is_reported_and_the_others_are_made(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TEST_FAIL_AT", "64")
+    for workers in (1, 2):
+        result = study(job, ADDRESS, settings(workers))
+        assert [run.batch_size for run in result.runs] == [4]
+        ((spec, error),) = result.failures
+        assert spec.batch_size == 64
+        assert "planted" in str(error)
+
+
+def test_a_worker_that_dies_is_reported_and_replaced(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TEST_DIE_AT", "64")
+    result = study(job, ADDRESS, settings(2, seeds=(0, 1)))
+    assert [(run.batch_size, run.seed) for run in sorted(result.runs, key=lambda r: r.seed)] == [(4, 0), (4, 1)]
+    assert len(result.failures) == 2
+    assert "exit code 7" in str(result.failures[0][1])
+    assert "last words" in str(result.failures[0][1])
+
+
+def test_a_known_best_run_ends_hopeless_ones_early(job: Job) -> None:
+    job = replace(job, target=2.0)  # an accuracy that is never met
+    known = [ConvergenceRun(16, 2.0, 10.0, 0, job.lr_at(16))]
+    ends: list[str] = []
+    result = study(
+        job,
+        ADDRESS,
+        settings(1, sizes=(4, 16)),
+        done=known,
+        on_progress=lambda p: ends.append(p.ended) if p.ended else None,
+    )
+    assert ends == ["hopeless"]
+    assert not result.runs[0].reached
+
+
+def test_a_run_given_up_at_its_limit_is_made_again_with_a_higher_one(job: Job) -> None:
+    job = replace(job, lr=4e-3)
+    short = StudySettings((4, 64), (0,), Effort(64, 64), workers=1)
+    first = study(job, ADDRESS, short).runs
+    assert not any(run.reached for run in first)
+    assert study(job, ADDRESS, short, done=first).runs == (), "nothing is trained twice"
+    longer = study(job, ADDRESS, settings(1), done=first).runs
+    assert {run.batch_size for run in longer} == {4, 64}
+    assert all(run.reached for run in longer)
+    assert study(job, ADDRESS, settings(1), done=(*first, *longer)).runs == ()
+
+
+def test_hopeless_runs_stay_given_up_and_older_rates_are_no_measure_for_them(job: Job) -> None:
+    job = replace(job, target=2.0)
+    known = [ConvergenceRun(16, 2.0, 10.0, 0, job.lr_at(16))]
+    hopeless = study(job, ADDRESS, settings(1, sizes=(4, 16)), done=known).runs
+    assert study(job, ADDRESS, settings(1, sizes=(4, 16)), done=(*known, *hopeless)).runs == ()
+    old_rate = ConvergenceRun(4, 0.9, 1.0, 0, 123.0)
+    job = replace(job, target=0.9)
+    newer = ConvergenceRun(4, 0.9, 500.0, 1, job.lr_at(4))
+    result = study(job, ADDRESS, settings(1, sizes=(64,)), done=[old_rate, newer])
+    assert result.runs[0].reached, "one sample at another learning rate makes nothing hopeless"
+
+
+STUDY_FOREVER = """
+import sys
+from underwatt.studies.study import StudySettings, study
+from underwatt.studies.train import Effort
+from underwatt.jobs.load import load_job
+address = sys.argv[1]
+def show(progress):
+    print("scored", flush=True)
+study(load_job(address), address, StudySettings((4, 64), (0,), Effort(10**9, 64), workers=2), on_progress=show)
+"""
+
+
+def _workers_of(parent: int) -> list[int]:
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            fields = (folder / "stat").read_text().rpartition(")")[2].split()
+            if int(fields[1]) == parent and fields[0] != "Z":
+                found.append(int(folder.name))
+        except OSError:
+            continue
+    return found
+
+
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="needs /proc to see processes")
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL])
+def test_no_worker_outlives_the_study(how: signal.Signals) -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-c", STUDY_FOREVER, f"{FILE}:slow_job"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    )
+    assert process.stdout is not None
+    with process.stdout:
+        while process.stdout.readline().strip() != "scored":
+            assert process.poll() is None
+        workers = _workers_of(process.pid)
+        assert len(workers) == 2
+        process.send_signal(how)
+        assert process.wait(timeout=20) != 0
+    deadline_s = time.monotonic() + 10
+    while any(_alive(pid) for pid in workers) and time.monotonic() < deadline_s:
+        time.sleep(0.05)
+    assert not any(_alive(pid) for pid in workers)
+
+
+def _alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def test_workers_suit_the_machine_and_the_work(job: Job) -> None:
+    cores = len(os.sched_getaffinity(0))
+    assert default_workers(job, 1) == (1, ())
+    assert default_workers(job, 1000) == (cores, ())
+
+
+def test_nonsense_settings_are_refused() -> None:
+    with pytest.raises(InputError):
+        settings(0)
+    with pytest.raises(InputError):
+        StudySettings((4,), (0,), EFFORT, hopeless_factor=1.0)
+
+
+def test_it_is_said_where_the_data_is_not_a_proxy(job: Job) -> None:
+    assert data_note(job) == ""
+    assert "its own data" in data_note(replace(job, proxy_data=None, proxy_test_data=None))
+    assert "means nothing" in data_note(replace(job, synthetic=True))

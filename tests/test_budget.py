@@ -1,0 +1,139 @@
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from underwatt.budget import Budget, Watts, parse_budget
+from underwatt.errors import InputError
+from underwatt.records import Measurement, PowerMode, Setting, Status
+
+SETTING = Setting(PowerMode(gpu_mhz=600.0), 8)
+
+
+@pytest.mark.parametrize(
+    ("text", "budget"),
+    [
+        ("10W", Budget(power_w=10.0)),
+        ("7.5 W", Budget(power_w=7.5)),
+        ("3 watts", Budget(power_w=3.0)),
+        ("3 Watt peak", Budget(power_w=3.0, watts=Watts.PEAK)),
+        (" 10 w ", Budget(power_w=10.0)),
+        ("1.5kW", Budget(power_w=1500.0)),
+        ("7500mW", Budget(power_w=7.5)),
+        ("1e1W", Budget(power_w=10.0)),
+        ("10W peak", Budget(power_w=10.0, watts=Watts.PEAK)),
+        ("10W mean over 1min", Budget(power_w=10.0, window_s=60.0)),
+        ("50Wh", Budget(energy_j=180_000.0)),
+        ("2kWh", Budget(energy_j=7.2e6)),
+        ("3MJ", Budget(energy_j=3e6)),
+        ("2h", Budget(deadline_s=7200.0)),
+        ("90 min", Budget(deadline_s=5400.0)),
+    ],
+)
+def test_reads_what_people_write(text: str, budget: Budget) -> None:
+    assert parse_budget(text) == budget
+
+
+def test_several_bounds_together() -> None:
+    assert parse_budget("10W", "50Wh", "2h") == Budget(power_w=10.0, energy_j=180_000.0, deadline_s=7200.0)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "W", "ten watts", "10", "-5W", "0W", "10X", "10V", "10MW", "3mj", "nanW", "infW", "1e999W", "10W often",
+     "10W peak over 60s", "10W mean over 5W", "10W mean over", "2h peak", "10WW", "10 W 20 W"],
+)  # fmt: skip
+def test_nonsense_is_refused_with_the_text_in_the_message(text: str) -> None:
+    with pytest.raises(InputError) as error:
+        parse_budget(text)
+    assert text in error.value.message or not text
+
+
+def test_a_bound_given_twice_is_refused() -> None:
+    with pytest.raises(InputError, match="power twice"):
+        parse_budget("10W", "12W")
+    with pytest.raises(InputError, match="empty"):
+        parse_budget()
+
+
+@given(st.text(max_size=20))
+def test_any_text_is_a_budget_or_an_input_error(text: str) -> None:
+    try:
+        budget = parse_budget(text)
+    except InputError:
+        return
+    bounds = [bound for bound in (budget.power_w, budget.energy_j, budget.deadline_s) if bound is not None]
+    assert len(bounds) == 1
+    assert math.isfinite(bounds[0])
+    assert bounds[0] > 0
+
+
+@given(st.floats(1e-3, 1e6), st.sampled_from(["W", "kW", "mW"]), st.sampled_from(["", " "]))
+def test_numbers_survive(number: float, unit: str, space: str) -> None:
+    factor = {"W": 1.0, "kW": 1e3, "mW": 1e-3}[unit]
+    assert parse_budget(f"{number!r}{space}{unit}").power_w == pytest.approx(number * factor)
+
+
+@pytest.mark.parametrize("bad", [-1.0, 0.0, math.nan, math.inf])
+def test_a_budget_cannot_hold_nonsense(bad: float) -> None:
+    for name in ("power_w", "energy_j", "deadline_s"):
+        with pytest.raises(InputError):
+            Budget(**{name: bad})
+    with pytest.raises(InputError):
+        Budget()
+    with pytest.raises(InputError):
+        Budget(power_w=10.0, watts=Watts.PEAK, window_s=5.0)
+
+
+def test_peak_and_mean_watts_bound_different_things() -> None:
+    measured = Measurement(SETTING, step_s=0.1, power_w=9.0, peak_w=11.0)
+    assert parse_budget("10W").allows(measured)
+    assert not parse_budget("10W peak").allows(measured)
+    assert not parse_budget("10W").allows(Measurement(SETTING, status=Status.OUT_OF_MEMORY))
+
+
+def test_a_peak_that_was_not_recorded_is_an_error_and_not_a_zero() -> None:
+    with pytest.raises(InputError, match="peak power"):
+        parse_budget("10W peak").allows(Measurement(SETTING, step_s=0.1, power_w=9.0))
+
+
+def test_says_itself() -> None:
+    assert str(parse_budget("10W peak", "2h")) == "10 W peak, 2 h"
+    assert str(parse_budget("10W mean over 60s", "50Wh")) == "10 W mean over 60 s, 50 Wh"
+
+
+@pytest.mark.parametrize(
+    ("bound", "said"),
+    [
+        ("1.4s", "1.4 s"),
+        ("90s", "1.5 min"),
+        ("90min", "1.5 h"),
+        ("48h", "48 h"),
+        ("1J", "1 J"),
+        ("0.5Wh", "1800 J"),
+        ("1Wh", "1 Wh"),
+        ("2kWh", "2 kWh"),
+        ("3MJ", "833.3 Wh"),
+        ("0.001J", "0.001 J"),
+    ],
+)
+def test_says_itself_in_a_unit_that_suits(bound: str, said: str) -> None:
+    assert str(parse_budget(bound)) == said
+
+
+def test_a_number_without_a_unit_is_asked_about() -> None:
+    with pytest.raises(InputError) as error:
+        parse_budget("3")
+    assert "Did you mean 3W?" in error.value.hint
+
+
+def test_a_measurement_keeps_the_budget_with_its_interval() -> None:
+    setting = Setting(PowerMode(gpu_mhz=100.0), 8)
+    budget = parse_budget("10W")
+    assert budget.allows(Measurement(setting, 0.1, 9.9))
+    assert budget.allows(Measurement(setting, 0.1, 9.9, power_w_ci95=0.1))
+    assert not budget.allows(Measurement(setting, 0.1, 9.9, power_w_ci95=0.2))
+    assert not budget.allows(Measurement(setting, status=Status.OUT_OF_MEMORY))
