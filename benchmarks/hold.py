@@ -31,7 +31,7 @@ import sys
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -45,6 +45,9 @@ from underwatt.convergence.curve import fit_convergence
 from underwatt.device.session import Session
 from underwatt.measure.meter import Meter, measure_idle
 from underwatt.planning.problem import Problem, can_pause
+
+if TYPE_CHECKING:
+    from underwatt.events import Event
 
 MODEL = "resnet18"
 # 15, 7 and 12 W where the board's range allows them; the same shape within the range of the others.
@@ -162,10 +165,10 @@ def one(board: str, kind: str, seed: int, world: World, record: dict[str, Any], 
             live = LiveBudget(budget, schedule)
             events: list[str] = []
 
-            def tell(what: str, fields: dict[str, Any]) -> None:
-                events.append(what)
+            def tell(event: Event) -> None:
+                events.append(event.kind)
                 if verbose:
-                    print(f"{device.clock.now_s() - begun_s:8.1f} {what} {fields}")
+                    print(f"{device.clock.now_s() - begun_s:8.1f} {event}")
 
             controller = Controller(session, meter, problem, live, begun_s=begun_s, tell=tell)
             wall = time.process_time()

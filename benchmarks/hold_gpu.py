@@ -16,7 +16,7 @@ import json
 import sys
 import time
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -30,6 +30,9 @@ from underwatt.device.registry import open_device
 from underwatt.jobs.identity import job_info
 from underwatt.jobs.loop import Completion
 from underwatt.jobs.training import Training
+
+if TYPE_CHECKING:
+    from underwatt.events import Event
 
 SIZES = {"resnet18": (64, 128, 256, 512, 1024), "char_transformer": (32, 64, 128, 256, 512)}
 WINDOW_S = 5.0
@@ -56,9 +59,9 @@ def train(name: str, method: str, budgets_w: list[float]) -> list[dict[str, Any]
     beats: list[tuple[float, int, float]] = []
     events: list[str] = []
 
-    def listen(kind: str, fields: dict[str, Any]) -> None:
-        if kind in ("setting", "measured", "note", "budget"):
-            events.append(f"{device.clock.now_s() - begun_s:.1f} {kind} {fields}"[:400])
+    def listen(event: Event) -> None:
+        if event.kind in ("setting", "measured", "note", "budget"):
+            events.append(f"{device.clock.now_s() - begun_s:.1f} {event}"[:400])
 
     begun_s = device.clock.now_s()
     pilot = Pilot(device, job_info(job), sizes, live, set_modes=False, listener=listen)

@@ -61,7 +61,7 @@ def tuned_s(world: World, budget_w: float, seed: int, scale: float, curve: Any) 
             budget = Budget(power_w=budget_w)
             problem = Problem.of(world.settings, budget, curve, idle_w=idle_w)
             controller = Controller(
-                session, meter, problem, LiveBudget(budget), tell=lambda kind, _: measured.append(kind)
+                session, meter, problem, LiveBudget(budget), tell=lambda event: measured.append(event.kind)
             )
             controller.begin()
             while share < 1:

@@ -6,15 +6,16 @@ One unit per quantity inside the package: seconds, watts, joules, MHz, bytes, de
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field, fields, replace
+from collections.abc import Mapping
+from dataclasses import MISSING, dataclass, field, fields, is_dataclass, replace
 from enum import Enum
-from typing import TYPE_CHECKING, Any
+from functools import cache
+from types import NoneType, UnionType
+from typing import TYPE_CHECKING, Any, TypeVar, cast, get_args, get_origin, get_type_hints
 
 from underwatt.errors import InputError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     import numpy as np
     from numpy.typing import NDArray
 
@@ -260,3 +261,58 @@ def to_json(value: Any) -> Any:
     if isinstance(value, (list, tuple)):
         return [to_json(item) for item in value]
     return value
+
+
+_Record = TypeVar("_Record")
+
+
+def from_json(record: type[_Record], value: Any, where: str = "") -> _Record:
+    """A record from what ``to_json`` made of it; raises ``InputError`` that names the field that makes no sense.
+
+    A field that is missing takes its default; one that the record does not have is left out, so that older and newer
+    files can be read; null is NaN where a number is wanted.
+    """
+    return cast("_Record", _decoded(record, value, where or record.__name__))
+
+
+@cache
+def _hints(record: type) -> dict[str, Any]:
+    return get_type_hints(record)
+
+
+def _decoded(hint: Any, value: Any, where: str) -> Any:
+    origin, arguments = get_origin(hint), get_args(hint)
+    if origin is UnionType:
+        if value is None:
+            return None
+        return _decoded(next(one for one in arguments if one is not NoneType), value, where)
+    if is_dataclass(hint):
+        return _decoded_record(hint, value, where)
+    try:
+        if origin is tuple and isinstance(value, (list, tuple)):
+            return tuple(_decoded(arguments[0], item, where) for item in value)
+        if origin is Mapping and isinstance(value, Mapping):
+            return {str(key): _decoded(arguments[1], item, where) for key, item in value.items()}
+        if hint is float and not isinstance(value, (bool, str)):
+            return math.nan if value is None else float(value)
+        if hint is int and not isinstance(value, (bool, str)) and value == int(value):
+            return int(value)
+        if isinstance(hint, type) and issubclass(hint, Enum):
+            return hint(value)
+        if hint in (str, bool) and isinstance(value, hint):
+            return value
+    except (TypeError, ValueError, OverflowError):
+        pass
+    raise InputError(f"{where} cannot be {value!r:.80}.")
+
+
+def _decoded_record(record: Any, value: Any, where: str) -> Any:
+    if not isinstance(value, Mapping):
+        raise InputError(f"{where} cannot be {value!r:.80}.")
+    found = {}
+    for part in fields(record):
+        if part.name in value:
+            found[part.name] = _decoded(_hints(record)[part.name], value[part.name], f"{where}.{part.name}")
+        elif part.default is MISSING and part.default_factory is MISSING:
+            raise InputError(f"{where} has no {part.name}.")
+    return record(**found)

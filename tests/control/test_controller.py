@@ -15,7 +15,6 @@ from run_world import (
     experienced,
     running,
     seen_before,
-    setting_of,
     settle,
     virtual,
     watts,
@@ -28,6 +27,7 @@ from underwatt.control.options import State
 from underwatt.control.seeker import Seeker
 from underwatt.convergence.curve import SampleTable
 from underwatt.errors import BudgetError, OutOfMemoryError
+from underwatt.events import Measured, SettingChanged
 from underwatt.planning.problem import can_pause
 from underwatt.records import Measurement, Setting, Status
 from underwatt.runlog.inbox import Inbox, post_budget
@@ -43,11 +43,11 @@ def test_a_budget_is_held_by_a_setting_that_was_measured_to_fit(board: str, powe
     with running(virtual(board), watts(power_w)) as run:
         settle(run)
         measured: dict[Setting, Measurement] = {}
-        for _, kind, fields in run.events:
-            if kind == "measured":
-                measured[fields["measurement"].setting] = fields["measurement"]
-            elif kind == "setting" and fields["state"] == "holding":
-                assert setting_of(fields) in measured
+        for event in run.events:
+            if isinstance(event, Measured):
+                measured[event.measurement.setting] = event.measurement
+            elif isinstance(event, SettingChanged) and event.state == "holding":
+                assert event.setting in measured
         assert run.holds()
         held = measured[run.controller.setting]  # type: ignore[index]
         assert held.power_w <= power_w * 1.02
@@ -130,7 +130,7 @@ def test_a_drop_by_schedule_is_followed_before_the_step_that_would_straddle_it()
             if begin_s < 90 < run.elapsed_s and begin_s < 90 - 0.2:
                 drawn_w = (device.board.energy_j - begin_j) / (run.elapsed_s - begin_s)
                 assert drawn_w <= 7.0 * 1.05, "a step at the higher watts ran into the lower ones"
-        at_s = next(at_s for at_s, kind, fields in run.events if kind == "budget" and fields["power_w"] == 7.0)
+        at_s = next(event.at_s for event in run.said("budget") if event.power_w == 7.0)
         assert 88.0 < at_s <= 90.0
         low_w, _ = run.train(45)
         assert low_w <= 7.0 * 1.01
@@ -150,7 +150,7 @@ def test_a_budget_posted_into_the_inbox_is_followed_within_a_second_or_a_step(tm
         step_s = run.device.board.true_step_s(NET, run.controller.setting.mode, run.controller.setting.batch_size)
         assert run.elapsed_s - posted_s <= max(1.0, 1.2 * step_s)
         said = run.said("budget")[-1]
-        assert (said["power_w"], said["why"]) == (7.0, "changed")
+        assert (said.power_w, said.why) == (7.0, "changed")
         run.train(3.0)
         low_w, _ = run.train(30)
         assert low_w <= 7.0 * 1.01
@@ -316,7 +316,7 @@ def test_watts_that_no_clock_can_hold_are_said_and_waited_out(tmp_path: Path) ->
         run.train(90)
         assert any("cannot be held, and training waits" in text for text in run.notes("warning"))
         lowest = min(run.controller.measurements(), key=lambda m: m.power_w).setting
-        assert lowest in [fields["setting"] for fields in run.said("setting")]
+        assert lowest in [event.setting for event in run.said("setting")]
         run.train(20)
         assert run.controller.budget_w == 9.0
         assert run.holds()
@@ -348,7 +348,7 @@ def test_a_reading_above_peak_watts_leads_to_a_lower_setting() -> None:
         device.surge_w = lambda: 2.5 if run.elapsed_s < until_s and round(10 * run.elapsed_s) % 10 == 0 else 0.0
         run.train(4)
         assert run.controller.setting != before
-        assert any("were read" in fields["why"] for fields in run.said("setting"))
+        assert any("were read" in event.why for event in run.said("setting"))
 
 
 def test_joules_that_suffice_for_no_setting_are_said_as_joules() -> None:

@@ -13,7 +13,6 @@ from run_world import (
     Hurt,
     experienced,
     running,
-    setting_of,
     settle,
     virtual,
     watts,
@@ -108,7 +107,7 @@ def test_out_of_memory_goes_back_to_the_last_good_batch_size() -> None:
         assert any(m.setting == after for m in run.controller.measurements())
         before = len(run.said("setting"))
         run.train(40)
-        assert all(setting_of(f).batch_size < setting.batch_size for f in run.said("setting")[before:])
+        assert all(event.setting.batch_size < setting.batch_size for event in run.said("setting")[before:])
 
 
 def test_a_first_batch_that_does_not_fit_is_left_for_a_smaller_one() -> None:
@@ -118,7 +117,7 @@ def test_a_first_batch_that_does_not_fit_is_left_for_a_smaller_one() -> None:
         run.controller.setting = replace(first, batch_size=32)  # as if the search had begun with it
         assert run.controller.out_of_memory(32).batch_size < 32
         run.train(20)
-        assert all(setting_of(fields).batch_size < 32 for fields in run.said("setting"))
+        assert all(event.setting.batch_size < 32 for event in run.said("setting"))
 
 
 def test_what_is_no_training_does_not_spoil_a_measurement() -> None:
@@ -132,8 +131,8 @@ def test_what_is_no_training_does_not_spoil_a_measurement() -> None:
             while device.clock.now_s() < until_s:
                 device.run_step(replace(NET, flops_per_sample=4e9), 64)
             run.controller.interrupted(begin_s, device.clock.now_s())
-        for fields in run.said("measured"):
-            found = fields["measurement"]
+        for event in run.said("measured"):
+            found = event.measurement
             truth_w = device.board.true_power_w(NET, found.setting.mode, found.setting.batch_size)
             assert found.power_w == pytest.approx(truth_w, rel=0.12)
 
@@ -150,7 +149,7 @@ def test_the_board_is_put_back_whatever_the_controller_did() -> None:
 def test_measurements_are_told_with_what_they_cost() -> None:
     with running(virtual(), watts(9.0)) as run:
         run.train(30)
-        found = [fields["measurement"] for fields in run.said("measured")]
+        found = [event.measurement for event in run.said("measured")]
         assert found
         for measurement in found:
             assert measurement.status is Status.OK

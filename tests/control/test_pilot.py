@@ -111,7 +111,7 @@ def test_nothing_is_set_where_modes_are_to_be_left_alone() -> None:
 
 def test_a_listener_hears_what_the_log_is_told() -> None:
     heard: list[str] = []
-    with make(virtual(), listener=lambda kind, _: heard.append(kind)) as pilot:
+    with make(virtual(), listener=lambda event: heard.append(event.kind)) as pilot:
         train(pilot, 10)
         pilot.note("info", "hello")
     assert heard[0] == "start"

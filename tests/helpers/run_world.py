@@ -21,6 +21,7 @@ from underwatt.device.registry import open_device
 from underwatt.device.session import Session
 from underwatt.drivers.virtual.device import VirtualJetson
 from underwatt.errors import ApplyError, SensorError
+from underwatt.events import Event
 from underwatt.measure.meter import Meter, measure_idle
 from underwatt.planning.problem import Problem, SamplesToTarget, allows_pauses
 from underwatt.predict.base import SettingArray
@@ -140,7 +141,7 @@ class Run:
     device: Any
     meter: Meter
     controller: Controller
-    events: list[tuple[float, str, dict[str, Any]]]
+    events: list[Event]
     cost: WorkloadCost
     begun_s: float
 
@@ -167,11 +168,11 @@ class Run:
     def holds(self) -> bool:
         return self.controller.state.value == "holding"
 
-    def said(self, kind: str) -> list[dict[str, Any]]:
-        return [fields for _, what, fields in self.events if what == kind]
+    def said(self, kind: str) -> list[Any]:
+        return [event for event in self.events if event.kind == kind]
 
     def notes(self, level: str) -> list[str]:
-        return [fields["text"] for fields in self.said("note") if fields["level"] == level]
+        return [event.text for event in self.said("note") if event.level == level]
 
     def true_power_w(self) -> float:
         setting = self.controller.setting
@@ -193,7 +194,7 @@ def running(
     convergence: SamplesToTarget | None = None,
 ) -> Iterator[Run]:
     """A controller on a board; the board is put back afterwards."""
-    events: list[tuple[float, str, dict[str, Any]]] = []
+    events: list[Event] = []
     with Session(device) as session:
         idle_w = measure_idle(device) if allows_pauses(live.budget) else None
         begun_s = device.clock.now_s()
@@ -207,7 +208,7 @@ def running(
                 live,
                 known=known,
                 options=options,
-                tell=lambda kind, fields: events.append((device.clock.now_s() - begun_s, kind, fields)),
+                tell=lambda event: events.append(replace(event, at_s=device.clock.now_s() - begun_s)),
                 begun_s=begun_s,
             )
             run = Run(device, meter, controller, events, cost, begun_s)
@@ -252,12 +253,6 @@ def windows_w(trace: Sequence[tuple[float, float]], window_s: float) -> np.ndarr
     return np.asarray(np.diff(np.interp(np.append(starts, starts[-1] + window_s), at_s, energy_j)) / window_s)
 
 
-def setting_of(event: dict[str, Any]) -> Setting:
-    found = event["setting"]
-    assert isinstance(found, Setting)
-    return found
-
-
 @contextlib.contextmanager
 def experienced(device: Any, live: LiveBudget) -> Iterator[Run]:
     """A run on a board that was measured before, so that it holds the budget soon."""
@@ -267,7 +262,7 @@ def experienced(device: Any, live: LiveBudget) -> Iterator[Run]:
 
 def settle(run: Run, seconds: float = 120.0) -> None:
     """Train until a while has passed without a change."""
-    run.train(seconds, until=lambda: run.holds() and run.elapsed_s - run.events[-1][0] > 12)
+    run.train(seconds, until=lambda: run.holds() and run.elapsed_s - run.events[-1].at_s > 12)
     assert run.holds()
 
 

@@ -15,6 +15,7 @@ from train_world import blobs, log_in, train
 from underwatt.budget import Budget, parse_schedule
 from underwatt.control.live import LiveBudget
 from underwatt.errors import BudgetError, InputError
+from underwatt.events import Event, Started
 from underwatt.jobs import checkpoint
 
 
@@ -119,8 +120,8 @@ def test_a_store_that_is_locked_on_the_way_ends_no_training(tmp_path: Path, monk
     monkeypatch.setattr("underwatt.store.rows._BUSY_TIMEOUT_S", 0.1)
     other = sqlite3.connect(tmp_path / "store.db", isolation_level=None)
 
-    def lock(kind: str, _: object) -> None:
-        if kind == "start":
+    def lock(event: Event) -> None:
+        if isinstance(event, Started):
             other.execute("BEGIN EXCLUSIVE")
 
     trained = train(tmp_path / "run", blobs(target=1.01), limit=8000, every=10_000, listener=lock)

@@ -22,6 +22,7 @@ from underwatt.control.pilot import Pilot
 from underwatt.convergence.curve import samples_to_target
 from underwatt.device.registry import open_device
 from underwatt.errors import InputError, OutOfMemoryError
+from underwatt.events import Noted
 from underwatt.jobs.job import LrRule, scaled_lr
 from underwatt.jobs.loop import Completion
 from underwatt.records import WorkloadInfo
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
     from underwatt.budget import Schedule
     from underwatt.control.options import ControlOptions
     from underwatt.device.base import Device
+    from underwatt.events import Event
     from underwatt.jobs.batches import PassBatches
     from underwatt.jobs.job import LrRule
     from underwatt.planning.problem import SamplesToTarget
@@ -348,10 +350,10 @@ class Tuner:
         return self._pilot.elapsed_s
 
 
-def _warn(kind: str, fields: dict[str, Any]) -> None:
+def _warn(event: Event) -> None:
     """Warnings reach whoever trains also where there is no log, or none that can be written."""
-    if kind == "note" and fields["level"] == "warning":
-        _log.warning(fields["text"])
+    if isinstance(event, Noted) and event.level == "warning":
+        _log.warning(event.text)
 
 
 def _live(budget_w: float | None, budget: str | Budget | Schedule | None) -> LiveBudget:

@@ -30,6 +30,7 @@ from underwatt.control.live import LiveBudget
 from underwatt.convergence.curve import targets_of
 from underwatt.device.registry import open_device
 from underwatt.errors import InputError
+from underwatt.events import BudgetChanged, Measured, Noted, Scored, SettingChanged
 from underwatt.jobs.choose import JOB_HELP, CommandRate, choose_workload
 from underwatt.jobs.runs import LOG_NAME, Run, run_command, run_job
 from underwatt.records import to_json
@@ -46,6 +47,7 @@ if TYPE_CHECKING:
     from underwatt.control.pilot import Pilot
     from underwatt.convergence.curve import ConvergenceCurve
     from underwatt.device.base import Device
+    from underwatt.events import Event
     from underwatt.jobs.loop import Trained
     from underwatt.records import WorkloadInfo
 
@@ -76,21 +78,21 @@ class Display:
         with _whoever_looks():
             self._live.__exit__(*error)
 
-    def listen(self, kind: str, fields: dict[str, Any]) -> None:
+    def listen(self, event: Event) -> None:
         """Something happened."""
-        if kind == "measured":
-            self.say(measured_line(fields["measurement"]))
-        elif kind == "setting" and fields["state"] != "searching":
-            text = f"{escape(str(fields['setting']))} [dim]{escape(fields['why'])}[/]"
-            self.say(f"[{COLOURS[fields['state']]}]{fields['state']}[/] {text}")
-        elif kind == "budget" and fields["why"] != "start":
-            self.say(f"[bold]budget {allowed(fields)}[/] [dim]{fields['why']}[/]")
-        elif kind == "note" and fields["level"] == "warning":
-            self.say(f"[bold yellow]Warning: {escape(fields['text'])}[/]")
-        elif kind == "note":
-            self.say(f"[dim]{escape(fields['text'])}[/]")
-        elif kind == "score":
-            self._score = fields["value"], fields["target"]
+        if isinstance(event, Measured):
+            self.say(measured_line(event.measurement))
+        elif isinstance(event, SettingChanged) and event.state != "searching":
+            text = f"{escape(str(event.setting))} [dim]{escape(event.why)}[/]"
+            self.say(f"[{COLOURS[event.state]}]{event.state}[/] {text}")
+        elif isinstance(event, BudgetChanged) and event.why != "start":
+            self.say(f"[bold]budget {allowed(to_json(event))}[/] [dim]{event.why}[/]")
+        elif isinstance(event, Noted) and event.level == "warning":
+            self.say(f"[bold yellow]Warning: {escape(event.text)}[/]")
+        elif isinstance(event, Noted):
+            self.say(f"[dim]{escape(event.text)}[/]")
+        elif isinstance(event, Scored) and event.target is not None:
+            self._score = event.value, event.target
 
     def watch(self, pilot: Pilot) -> None:
         """A step has ended."""

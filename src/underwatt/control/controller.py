@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from underwatt.budget import Watts
 from underwatt.control.faults import Sensor, SensorGuard, ThrottleGuard
@@ -22,6 +22,7 @@ from underwatt.control.outcome import expected_s, is_decided, no_size_left, plan
 from underwatt.control.pacer import Pacer
 from underwatt.control.seeker import Seeker
 from underwatt.errors import ApplyError, ModeError, NotPermittedError, SensorError
+from underwatt.events import BudgetChanged, Measured, Noted, SettingChanged
 from underwatt.measure.measurement import Measuring
 from underwatt.measure.steady import Settling
 from underwatt.planning.problem import DEFAULT_WINDOW_S
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 
     from underwatt.control.live import LiveBudget
     from underwatt.device.session import Session
+    from underwatt.events import Event
     from underwatt.measure.meter import Meter
     from underwatt.planning.problem import Problem
     from underwatt.records import Profile
@@ -59,7 +61,7 @@ class Controller:
         known: Sequence[Measurement] = (),
         references: Sequence[Profile] = (),
         options: ControlOptions | None = None,
-        tell: Callable[[str, dict[str, Any]], None] = lambda _kind, _fields: None,
+        tell: Callable[[Event], None] = lambda _event: None,
         begun_s: float | None = None,
         can_pause: bool = True,
         waiting: Callable[[], None] = lambda: None,
@@ -256,8 +258,8 @@ class Controller:
         self._level_s = self._now_s()
         self._pacer.set_budget(self._room.held_w, self._room.idle_w)
         meant = self._live.budget
-        bound = {"watts": meant.watts.value, "window_s": meant.window_s}
-        self._tell("budget", {"power_w": watts if math.isfinite(watts) else None, **bound, "why": why})
+        bound_w = watts if math.isfinite(watts) else None
+        self._tell(BudgetChanged(power_w=bound_w, watts=meant.watts.value, window_s=meant.window_s, why=why))
         if self.setting is None:
             return
         if self._measuring is not None and not (fell and self._is_too_much()):
@@ -374,7 +376,7 @@ class Controller:
             self._seeker.ends()
             self._settle_for_best(State.HOLDING, "the best that was measured")
             if self.setting is not None and (plan := plan_of(self._room, self._knowledge, self.setting)):
-                self._tell("plan", plan)
+                self._tell(plan)
         elif not self._use(ask.setting, State.SEARCHING, ask.why):
             self._seek()
 
@@ -416,7 +418,7 @@ class Controller:
         self._seek()
 
     def _take(self, measurement: Measurement) -> None:
-        self._tell("measured", {"measurement": measurement})
+        self._tell(Measured(measurement=measurement))
         corrected = self._knowledge.drift.seen_from(measurement)
         self._knowledge.add(corrected)
         self._seeker.tell(corrected)
@@ -481,10 +483,11 @@ class Controller:
         return max(CAUTION * self._room.budget_w, highest_w)
 
     def _say_setting(self, why: str) -> None:
-        self._tell("setting", {"setting": self.setting, "state": self.state.value, "why": why})
+        assert self.setting is not None
+        self._tell(SettingChanged(setting=self.setting, state=self.state.value, why=why))
 
     def _note(self, level: str, text: str) -> None:
-        self._tell("note", {"level": level, "text": text})
+        self._tell(Noted(level=level, text=text))
 
     # Small things
 

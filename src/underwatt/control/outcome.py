@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from underwatt.control.knowledge import Knowledge
 from underwatt.errors import BudgetError, OutOfMemoryError
+from underwatt.events import Expected, Planned
 
 if TYPE_CHECKING:
     from underwatt.budget import Budget
@@ -71,14 +72,14 @@ def why_nothing_fits(room: Room, knowledge: Knowledge, budget: Budget) -> Budget
     )
 
 
-def plan_of(room: Room, knowledge: Knowledge, setting: Setting) -> dict[str, Any] | None:
+def plan_of(room: Room, knowledge: Knowledge, setting: Setting) -> Planned | None:
     """The chosen setting, what it is expected to take, and why; ``None`` where it was not measured."""
     chosen = knowledge.outcome(setting, room.problem())
     if chosen is None:
         return None
     power_w = min(chosen.measurement.power_w + knowledge.drift.extra_w, room.held_w)
-    expected = {"time_s": chosen.time_s, "power_w": power_w, "energy_j": chosen.time_s * power_w}
+    expected = Expected(chosen.time_s, power_w, chosen.time_s * power_w)
     count = len(knowledge.measurements())
     bound = "no bound on watts" if math.isinf(room.budget_w) else f"{room.budget_w:g} W"
     reason = f"It is the best of {count} settings that were measured, under {bound}."
-    return {"chosen": setting, "expected": expected, "reason": reason}
+    return Planned(chosen=setting, expected=expected, reason=reason)

@@ -10,6 +10,7 @@ import contextlib
 import math
 import os
 import time
+from dataclasses import replace
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +20,7 @@ from underwatt.control.options import Quiet
 from underwatt.device.base import SimulatesLoad, permitted_space
 from underwatt.device.session import Session
 from underwatt.errors import BudgetError, InputError, OutOfMemoryError, SensorError
+from underwatt.events import Ended, Measured, Noted, Progressed, Resumed, Scored, Started
 from underwatt.measure.meter import Meter, measure_idle
 from underwatt.planning.problem import Problem, allows_pauses
 from underwatt.predict.base import SettingArray
@@ -32,13 +34,14 @@ if TYPE_CHECKING:
     from underwatt.control.live import LiveBudget
     from underwatt.control.options import ControlOptions
     from underwatt.device.base import Device
+    from underwatt.events import Event
     from underwatt.planning.problem import SamplesToTarget
     from underwatt.records import Measurement, PowerSample, Profile, Setting, WorkloadCost, WorkloadInfo
     from underwatt.runlog.inbox import Inbox
     from underwatt.runlog.log import RunLog
     from underwatt.store.saver import Saver
 
-    Listener = Callable[[str, dict[str, Any]], None]
+    Listener = Callable[[Event], None]
 
 TELL_PERIOD_S, TELL_LATE_S = 1.0, 0.5
 
@@ -127,7 +130,7 @@ class Pilot:
         self._controller = self._make_controller()
         self._say_start()
         if self._session.recovered:
-            self._tell("note", {"level": "info", "text": "A killed session had left the device changed; put back."})
+            self.note("info", "A killed session had left the device changed; put back.")
         self._controller.begin()
 
     def _make_controller(self) -> Controller:
@@ -315,7 +318,7 @@ class Pilot:
     def scored(self, value: float, target: float) -> None:
         """The model was tested."""
         self.score = value
-        self._tell("score", {"samples": self.samples, "value": value, "target": target})
+        self._tell(Scored(samples=self.samples, value=value, target=target))
 
     @property
     def energy_left_j(self) -> float:
@@ -325,7 +328,7 @@ class Pilot:
 
     def note(self, level: str, text: str) -> None:
         """Say something in the log: ``info`` or ``warning``."""
-        self._tell("note", {"level": level, "text": text})
+        self._tell(Noted(level=level, text=text))
 
     def ends(self, outcome: str) -> None:
         """How the training ends, for the log."""
@@ -357,15 +360,16 @@ class Pilot:
         if is_time and self._controller is not None and self._controller.setting is not None:
             self._say_progress()
 
-    def _tell(self, kind: str, fields: dict[str, Any]) -> None:
+    def _tell(self, event: Event) -> None:
+        event = replace(event, at_s=self.elapsed_s)
         if self._log is not None:
-            self._log.write(kind, self.elapsed_s, **fields)
+            self._log.write(event)
         if self._listener is not None:
-            self._listener(kind, fields)
-        if kind == "measured":
-            self._known += (fields["measurement"],)
+            self._listener(event)
+        if isinstance(event, Measured):
+            self._known += (event.measurement,)
             if self._saver is not None:
-                self._saver.add(fields["measurement"])
+                self._saver.add(event.measurement)
 
     def _say_news(self) -> None:
         """A log, store or inbox that fails ends no training; it is said when it begins, and when it is over."""
@@ -376,24 +380,22 @@ class Pilot:
     def _say_start(self) -> None:
         started_at = datetime.now().astimezone().isoformat(timespec="seconds")
         if self._elapsed_s:
-            self._tell("resume", {"started_at": started_at, "pid": os.getpid()})
+            self._tell(Resumed(started_at=started_at, pid=os.getpid()))
             return
         self._tell(
-            "start",
-            {
-                "started_at": started_at,
-                "job": self.workload.name,
-                "device": self.device.info,
-                "workload": self.workload,
-                "budget": str(self._live),
-                "goal": "soonest",
-                "target": self.target,
-                "batch_sizes": list(self._sizes),
-                "simulated": self.device.info.simulated,
-                "idle_w": self._idle_w,
-                "pid": os.getpid(),
-                "version": __version__,
-            },
+            Started(
+                started_at=started_at,
+                job=self.workload.name,
+                device=self.device.info,
+                workload=self.workload,
+                budget=str(self._live),
+                batch_sizes=self._sizes,
+                target=self.target,
+                simulated=self.device.info.simulated,
+                idle_w=self._idle_w,
+                pid=os.getpid(),
+                version=__version__,
+            )
         )
 
     def _say_progress_if_late(self) -> None:
@@ -416,21 +418,20 @@ class Pilot:
         times = self._meter.step_times(now_s - TELL_PERIOD_S)
         left_s = self.time_left_s
         self._tell(
-            "progress",
-            {
-                "steps": self.steps,
-                "samples": self.samples,
-                "batch_size": self.batch_size,
-                "loss": _number(self._loss),
-                "step_s": float(times.mean()) if len(times) else math.nan,
-                "power_w": self.power_w,
-                "budget_w": controller.budget_w,
-                "energy_j": controller.energy_j,
-                "time_left_s": left_s if math.isfinite(left_s) else None,
-                "state": controller.state.value,
-                "gap_share": controller.pause_share,
-                "share": self.share if self._convergence is not None else None,
-            },
+            Progressed(
+                steps=self.steps,
+                samples=self.samples,
+                batch_size=self.batch_size,
+                state=controller.state.value,
+                loss=_number(self._loss),
+                step_s=float(times.mean()) if len(times) else math.nan,
+                power_w=self.power_w,
+                budget_w=controller.budget_w,
+                energy_j=controller.energy_j,
+                time_left_s=left_s if math.isfinite(left_s) else None,
+                gap_share=controller.pause_share,
+                share=self.share if self._convergence is not None else None,
+            )
         )
         self._log.flush()
 
@@ -439,13 +440,22 @@ class Pilot:
         if failure is not None:
             outcome = "interrupted" if isinstance(failure, (KeyboardInterrupt, SystemExit)) else "failed"
         error = str(failure) if failure is not None and outcome == "failed" else None
-        fields = {"outcome": outcome, "restored": restored, "energy_j": self.energy_j, "samples": self.samples}
         try:
             if self._saver is not None and (left := self._saver.close()):
                 self.note("warning", f"{left} measurements could not be stored; this log holds them.")
         finally:
             self._say_news()
-            self._tell("end", {**fields, "steps": self.steps, "score": self.score, "error": error})
+            self._tell(
+                Ended(
+                    outcome=outcome,
+                    restored=restored,
+                    energy_j=self.energy_j,
+                    samples=self.samples,
+                    steps=self.steps,
+                    score=self.score,
+                    error=error,
+                )
+            )
             if self._log is not None:
                 self._log.flush()
                 self._say_news()

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import time
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -16,6 +16,7 @@ from underwatt.demo.job import BATCH_SIZES, RESNET18
 from underwatt.device.registry import open_device
 from underwatt.device.session import Session
 from underwatt.drivers.virtual.device import VirtualJetson
+from underwatt.events import Started
 from underwatt.jobs.loop import Effort, train_under_budget
 from underwatt.jobs.runs import LOG_NAME, Run
 from underwatt.jobs.simulated import SimulatedWorkload
@@ -34,13 +35,14 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from underwatt.convergence.curve import ConvergenceCurve
+    from underwatt.events import Event
     from underwatt.jobs._torch import torch
     from underwatt.jobs.job import Job
     from underwatt.planning.search import SearchResult
     from underwatt.records import Measurement, WorkloadInfo
     from underwatt.store.store import Store
 
-    Tell = Callable[[float, str, dict[str, Any]], None]
+    Tell = Callable[[Event], None]
 
 TELLING = 4
 MOST_A_BUDGET = 8  # settings to measure beyond those
@@ -163,11 +165,11 @@ def train_underwatt(bench: Bench, schedule: Schedule, folder: Path, tell: Tell) 
     joules: list[Joules] = []
     took: dict[str, tuple[float, float]] = {}
 
-    def listen(kind: str, fields: dict[str, Any]) -> None:
-        if kind == "start":
+    def listen(event: Event) -> None:
+        if isinstance(event, Started):
             joules.append(Joules(device))
-        took[kind] = joules[0].since()
-        tell(took[kind][0], kind, fields)
+        took[event.kind] = joules[0].since()
+        tell(replace(event, at_s=took[event.kind][0]))
 
     live = LiveBudget(Budget(power_w=schedule.highest_w), schedule)
     run = Run(device, live, folder, bench.store, BATCH_SIZES, convergence=bench.curve, listener=listen)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from rich.markup import escape
 
 from underwatt.cli.format import duration, plain_table
+from underwatt.events import BudgetChanged, Ended, Measured, Noted, Planned, Scored, SettingChanged
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from underwatt.budget import Schedule
     from underwatt.demo.board import Result
     from underwatt.demo.rivals import Choice
+    from underwatt.events import Event
     from underwatt.planning.search import SearchResult
     from underwatt.records import Measurement
 
@@ -44,9 +46,7 @@ def say_plan(out: Console, budget_w: float, plan: SearchResult, baseline: Choice
     )
 
 
-def say_training(
-    out: Console, schedule: Schedule, plans: Mapping[float, SearchResult]
-) -> Callable[[float, str, dict[str, Any]], None]:
+def say_training(out: Console, schedule: Schedule, plans: Mapping[float, SearchResult]) -> Callable[[Event], None]:
     """Announce a training; gives what tells of it while it goes on, beside the plans that were made for its watts."""
     first_w, then_w = schedule.levels_w
     out.print(
@@ -56,36 +56,35 @@ def say_training(
     measured: list[Measurement] = []
     held_w: list[float] = []
 
-    def tell(at_s: float, kind: str, fields: dict[str, Any]) -> None:
+    def tell(event: Event) -> None:
         text = ""
-        if kind == "budget":
-            text = f"[bold]{fields['power_w']:g} W[/]"
-            held_w.append(fields["power_w"])
-        elif kind == "measured":
-            measured.append(fields["measurement"])
-        elif kind == "plan":
-            text = searched(len(measured), fields, plans.get(held_w[-1]))
+        if isinstance(event, BudgetChanged) and event.power_w is not None:
+            text = f"[bold]{event.power_w:g} W[/]"
+            held_w.append(event.power_w)
+        elif isinstance(event, Measured):
+            measured.append(event.measurement)
+        elif isinstance(event, Planned):
+            text = searched(len(measured), event, plans.get(held_w[-1]))
             measured.clear()
-        elif kind == "setting" and fields["state"] != "searching":
-            text = f"{fields['state']} {fields['setting']} [dim]({escape(fields['why'])})[/]"
-        elif kind == "score" and fields["value"] >= fields["target"]:
-            text = f"[green]accuracy {fields['value']:.1%}[/] after {fields['samples']:,} samples"
-        elif kind == "end":
-            text = "board put back" if fields["restored"] else "[red]board NOT put back[/]"
-        elif kind == "note":
-            warned = fields["level"] == "warning"
-            text = f"[{'yellow' if warned else 'dim'}]{escape(fields['text'])}[/]"
+        elif isinstance(event, SettingChanged) and event.state != "searching":
+            text = f"{event.state} {event.setting} [dim]({escape(event.why)})[/]"
+        elif isinstance(event, Scored) and event.target is not None and event.value >= event.target:
+            text = f"[green]accuracy {event.value:.1%}[/] after {event.samples:,} samples"
+        elif isinstance(event, Ended):
+            text = "board put back" if event.restored else "[red]board NOT put back[/]"
+        elif isinstance(event, Noted):
+            text = f"[{'yellow' if event.level == 'warning' else 'dim'}]{escape(event.text)}[/]"
         if text:
-            out.print(f"  {at_s:6.1f} s  {text}")
+            out.print(f"  {event.at_s:6.1f} s  {text}")
 
     return tell
 
 
-def searched(measured: int, found: Mapping[str, Any], planned: SearchResult | None) -> str:
+def searched(measured: int, found: Planned, planned: SearchResult | None) -> str:
     """What the search of the training itself found, beside the plan for the same watts."""
     if planned is None:
         return ""
-    chosen, before = found["chosen"], planned.best.measurement.setting
+    chosen, before = found.chosen, planned.best.measurement.setting
     same = chosen == before
     if same and not measured:
         return ""
@@ -94,7 +93,7 @@ def searched(measured: int, found: Mapping[str, Any], planned: SearchResult | No
         text = "what was measured for the other budget counts too: "
     if same:
         return f"{text}the plan's is still the best"
-    sooner = 1 - found["expected"]["time_s"] / planned.best.time_s
+    sooner = 1 - found.expected.time_s / planned.best.time_s
     if sooner > 0:
         return f"{text}{chosen} is {sooner:.1%} sooner than the plan's {before}"
     room = "the room that a training keeps below its budget"

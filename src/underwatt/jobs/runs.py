@@ -10,6 +10,7 @@ from underwatt.control.options import State
 from underwatt.control.pilot import Pilot
 from underwatt.device.base import SimulatesLoad
 from underwatt.errors import InputError, OutOfMemoryError, StepError
+from underwatt.events import Noted
 from underwatt.runlog.inbox import Inbox, register_run
 from underwatt.runlog.log import RunLog, read_log
 from underwatt.store.saver import Saver
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 
     from underwatt.control.live import LiveBudget
     from underwatt.device.base import Device
+    from underwatt.events import Event
     from underwatt.jobs.checkpoint import Progress
     from underwatt.jobs.job import Job
     from underwatt.jobs.loop import Effort, Trained
@@ -44,7 +46,7 @@ class Run:
     convergence: SamplesToTarget | None = None
     references: Sequence[Profile] = ()
     set_modes: bool = True  # else batch size and pauses alone hold the budget
-    listener: Callable[[str, dict[str, Any]], None] | None = None
+    listener: Callable[[Event], None] | None = None
     watch: Callable[[Pilot], None] = field(default=lambda _pilot: None)
 
     def known(self, workload: WorkloadInfo) -> tuple[Measurement, ...]:
@@ -66,7 +68,7 @@ class Run:
         log = stack.enter_context(RunLog(self.folder / LOG_NAME))
         warning = stack.enter_context(register_run(self.folder, workload.name, self.device.info.name))
         if warning and self.listener:
-            self.listener("note", {"level": "warning", "text": warning})
+            self.listener(Noted(level="warning", text=warning))
         arguments: dict[str, Any] = {
             "convergence": self.convergence,
             "known": self.known(workload),

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from underwatt.errors import InputError
+from underwatt.events import BudgetChanged, Event, Readings, Resumed, SettingChanged, Started, to_line
 from underwatt.measure.meter import Trace
-from underwatt.records import to_json
 from underwatt.runlog.record import RunRecord
 
 if TYPE_CHECKING:
@@ -27,8 +27,7 @@ if TYPE_CHECKING:
 KEEP_READINGS = 36_000  # an hour at ten a second, for as long as nothing can be written
 KEEP_LINES = 10_000
 _TAIL_BYTES = 1_000_000  # what may follow the last line of a run: readings that were kept for an hour
-_DECIMALS = 4  # a tenth of a millisecond, a tenth of a milliwatt
-_REPEATED = ("start", "budget", "setting")  # what a reader needs to know again where the file was lost
+_REPEATED = (Started, BudgetChanged, SettingChanged)  # what a reader needs to know again where the file was lost
 
 
 class RunLog:
@@ -57,11 +56,11 @@ class RunLog:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def write(self, kind: str, at_s: float, **fields: object) -> None:
-        """Note an event; records become plain JSON."""
-        line = _line({"kind": kind, "at_s": round(at_s, _DECIMALS), **fields})
-        if kind in _REPEATED:
-            self._latest[kind] = line
+    def write(self, event: Event) -> None:
+        """Note an event."""
+        line = to_line(event)
+        if isinstance(event, _REPEATED):
+            self._latest[event.kind] = line
         self._lines.append(line)
 
     def power(self, at_s: float, power_w: float) -> None:
@@ -76,7 +75,8 @@ class RunLog:
             if not readings and not lines:
                 return
             try:
-                self._append(b"".join([*lines, *_power_lines(readings)]))
+                read = [to_line(Readings(*zip(*readings, strict=True)))] if readings else []
+                self._append(b"".join([*lines, *read]))
                 self.error = None
             except OSError as exc:
                 self.error = f"The log {self.path} cannot be written ({exc.strerror or exc})."
@@ -124,9 +124,7 @@ class RunLog:
             return b""
         begin_s = json.loads(text.partition(b"\n")[0])["at_s"]
         at_s = begin_s[0] if isinstance(begin_s, list) else begin_s
-        lost = _line(
-            {"kind": "resume", "at_s": at_s, "pid": os.getpid(), "why": "the log was removed; it goes on here"}
-        )
+        lost = to_line(Resumed(at_s=at_s, pid=os.getpid(), why="the log was removed; it goes on here"))
         return b"".join([*(line for line in self._latest.values() if line not in text), lost])
 
     def _open(self) -> int:
@@ -216,23 +214,6 @@ def _parse(text: bytes, path: Path) -> list[dict[str, Any]]:
             raise InputError(f"{path}, line {number} is damaged.", hint="It is no line of a run's log.") from exc
         found.append(item)
     return found
-
-
-def _line(item: dict[str, object]) -> bytes:
-    text = json.dumps(to_json(item), ensure_ascii=False, separators=(",", ":"), default=_plain)
-    return text.encode("utf-8", errors="replace") + b"\n"
-
-
-def _plain(value: Any) -> Any:
-    """Numbers of NumPy and PyTorch as Python's; anything else as text, for a log must not end a training."""
-    return to_json(value.tolist()) if hasattr(value, "tolist") else str(value)
-
-
-def _power_lines(readings: list[tuple[float, float]]) -> list[bytes]:
-    if not readings:
-        return []
-    at_s = [round(at_s, _DECIMALS) for at_s, _ in readings]
-    return [_line({"kind": "power", "at_s": at_s, "power_w": [round(power_w, _DECIMALS) for _, power_w in readings]})]
 
 
 def _drain(queue: deque[Any]) -> list[Any]:

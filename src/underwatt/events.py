@@ -1,0 +1,209 @@
+"""What happens in a run, as records: the controller makes them, the log keeps them, displays and reports read them.
+
+``at_s`` is the device's time since the training began. ``to_line`` and ``from_line`` are the one way to the log's JSON
+lines and back.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import dataclass, fields
+from typing import Any, ClassVar
+
+from underwatt.errors import InputError
+from underwatt.records import DeviceInfo, Measurement, Setting, WorkloadInfo, from_json, to_json
+
+_DECIMALS = 4  # a tenth of a millisecond, a tenth of a milliwatt
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Event:
+    """Something that happened at a moment of a run."""
+
+    kind: ClassVar[str]
+    at_s: float = math.nan
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Started(Event):
+    """A run begins: what is trained, on what, within what."""
+
+    kind: ClassVar[str] = "start"
+    started_at: str
+    job: str
+    device: DeviceInfo
+    workload: WorkloadInfo
+    budget: str
+    batch_sizes: tuple[int, ...]
+    goal: str = "soonest"
+    target: float | None = None
+    simulated: bool = False
+    idle_w: float | None = None
+    pid: int | None = None
+    version: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Resumed(Event):
+    """A run goes on after it was stopped, or its log does after it was lost."""
+
+    kind: ClassVar[str] = "resume"
+    started_at: str = ""
+    pid: int | None = None
+    why: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BudgetChanged(Event):
+    """Other watts are allowed from now on; ``power_w`` is ``None`` where watts are not bounded."""
+
+    kind: ClassVar[str] = "budget"
+    power_w: float | None
+    watts: str = "mean"  # or "peak"
+    window_s: float | None = None
+    why: str = ""  # "start", "schedule" or "changed"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SettingChanged(Event):
+    """Another setting is trained with, or the same in another state of the controller."""
+
+    kind: ClassVar[str] = "setting"
+    setting: Setting
+    state: str
+    why: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measured(Event):
+    """A setting was measured by the training steps themselves."""
+
+    kind: ClassVar[str] = "measured"
+    measurement: Measurement
+
+
+@dataclass(frozen=True, slots=True)
+class Expected:
+    """What the whole training is expected to take at a setting."""
+
+    time_s: float
+    power_w: float
+    energy_j: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Planned(Event):
+    """A search has ended with this setting."""
+
+    kind: ClassVar[str] = "plan"
+    chosen: Setting
+    expected: Expected
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Progressed(Event):
+    """Where the training stands, about once a second."""
+
+    kind: ClassVar[str] = "progress"
+    steps: int
+    samples: int
+    batch_size: int
+    state: str
+    loss: float | None = None
+    step_s: float = math.nan
+    power_w: float = math.nan
+    budget_w: float = math.nan
+    energy_j: float = math.nan
+    time_left_s: float | None = None
+    gap_share: float = math.nan  # of the time, spent in pauses
+    share: float | None = None  # of the way to the target
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scored(Event):
+    """The model was tested."""
+
+    kind: ClassVar[str] = "score"
+    samples: int
+    value: float
+    target: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Noted(Event):
+    """Something worth saying; ``level`` is ``info`` or ``warning``."""
+
+    kind: ClassVar[str] = "note"
+    level: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ended(Event):
+    """A run is over."""
+
+    kind: ClassVar[str] = "end"
+    outcome: str
+    restored: bool
+    energy_j: float = math.nan
+    samples: int = 0
+    steps: int = 0
+    score: float | None = None
+    error: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Readings:
+    """Power readings of about a second; NaN is one that failed. No event: a log has ten a second of them."""
+
+    kind: ClassVar[str] = "power"
+    at_s: tuple[float, ...]
+    power_w: tuple[float, ...]
+
+
+KINDS: dict[str, type[Event]] = {one.kind: one for one in Event.__subclasses__()}
+
+
+def to_line(event: Event | Readings) -> bytes:
+    """A line of the log."""
+    plain = {"kind": event.kind, "at_s": None, **{part.name: getattr(event, part.name) for part in fields(event)}}
+    plain["at_s"] = _rounded(plain["at_s"])
+    if isinstance(event, Readings):
+        plain["power_w"] = _rounded(plain["power_w"])
+    text = json.dumps(to_json(plain), ensure_ascii=False, separators=(",", ":"), default=_plain)
+    return text.encode("utf-8", errors="replace") + b"\n"
+
+
+def from_line(line: bytes | str) -> Event | Readings | None:
+    """What a line of the log holds; ``None`` for a kind that is not known, ``InputError`` where it makes no sense."""
+    try:
+        plain = json.loads(line)
+        kind, at_s = plain["kind"], plain["at_s"]
+    except (ValueError, TypeError, KeyError, RecursionError) as exc:
+        raise InputError("It is no line of a run's log.") from exc
+    if kind == Readings.kind:
+        return _readings(at_s, plain.get("power_w"))
+    record = KINDS.get(kind) if isinstance(kind, str) else None
+    return None if record is None else from_json(record, plain, kind)
+
+
+def _readings(at_s: Any, power_w: Any) -> Readings:
+    """By hand: a long log is mostly these."""
+    try:
+        found = Readings(tuple(map(float, at_s)), tuple(math.nan if w is None else float(w) for w in power_w))
+    except (TypeError, ValueError) as exc:
+        raise InputError("Readings are two lists of numbers, at_s and power_w.") from exc
+    if len(found.at_s) != len(found.power_w):
+        raise InputError("There are not as many times as watts.")
+    return found
+
+
+def _rounded(value: Any) -> Any:
+    return tuple(map(_rounded, value)) if isinstance(value, tuple) else round(value, _DECIMALS)
+
+
+def _plain(value: Any) -> Any:
+    """Numbers of NumPy and PyTorch as Python's; anything else as text, for a log must not end a training."""
+    return to_json(value.tolist()) if hasattr(value, "tolist") else str(value)
