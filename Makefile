@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: setup test lint types tests demo clean
+.PHONY: setup test lint types tests docs wheel-check release results demo clean
 
 setup: $(STAMP)
 
@@ -13,7 +13,7 @@ $(STAMP): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch==2.13.0 -e ".[dev]"
 	touch $(STAMP)
 
-test: lint types tests
+test: lint types docs tests
 
 lint: setup
 	$(BIN)/ruff check .
@@ -24,6 +24,11 @@ types: setup
 
 tests: setup
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $$(nproc) --dist worksteal
+
+# Warnings are errors, and so is a link that leads nowhere.
+docs: setup
+	$(BIN)/sphinx-build --quiet --fail-on-warning --keep-going --nitpicky -c docs . out/docs
+	@echo "The site is in out/docs/index.html."
 
 demo: setup
 	$(BIN)/underwatt demo
