@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: setup test lint types tests docs wheel-check release results demo clean
+.PHONY: setup test lint types tests docs wheel-check release demo clean
 
 setup: $(STAMP)
 
@@ -30,8 +30,18 @@ docs: setup
 	$(BIN)/sphinx-build --quiet --fail-on-warning --keep-going --nitpicky -c docs . out/docs
 	@echo "The site is in out/docs/index.html."
 
+wheel-check: setup
+	.ci/wheel-check $(BIN)/python
+
+# All checks, the wheel in dist/, and the tag; CONTRIBUTING says what comes before and after.
+release: test wheel-check
+	test -z "$$(git status --porcelain)"
+	mkdir -p dist
+	cp out/wheel/underwatt-*.whl dist/
+	git tag "v$$($(BIN)/python -c 'import underwatt; print(underwatt.__version__)')"
+
 demo: setup
 	$(BIN)/underwatt demo
 
 clean:
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist out/docs out/wheel
