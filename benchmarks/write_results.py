@@ -2,7 +2,7 @@
 
     python benchmarks/write_results.py                        the table between README's two marks, again
     python benchmarks/write_results.py --check                change nothing; fail where README is not up to date
-    python benchmarks/write_results.py --make DATA [NAME …]   first make these records again (all: takes hours)
+    python benchmarks/write_results.py --make DATA [NAME …]   first make these records again (all: takes long)
 
 DATA is a folder with ``powertrain`` tables and ``zeus`` traces. The words of each line stand here; its figures are
 computed from the rows of its records. A line whose record is missing is left out, and README says so in a comment.
