@@ -27,6 +27,7 @@ tests: setup
 
 # Warnings are errors, and so is a link that leads nowhere.
 docs: setup
+	rm -rf out/docs
 	$(BIN)/sphinx-build --quiet --fail-on-warning --keep-going --nitpicky -c docs . out/docs
 	@echo "The site is in out/docs/index.html."
 
