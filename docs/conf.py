@@ -4,7 +4,7 @@ The repository itself is the source folder, so that a link that works where the 
 What a Markdown page cannot say there without showing it to readers of the plain page is added here while it is read:
 the table of contents at the end of README, and the reference in ``docs/api.md``, where a comment such as
 ``<!-- reference: plan run -->`` stands for the documentation of these names, and ``<!-- reference: others -->`` for
-all exported names that no such comment names.
+all exported names that no such comment names, under a heading of their own.
 """
 
 from __future__ import annotations
@@ -92,8 +92,10 @@ def reference(text: str) -> str:
         raise ValueError(f"docs/api.md names what underwatt does not export: {', '.join(strangers)}")
 
     def documented(comment: re.Match[str]) -> str:
-        names = [name for name in exported if name not in listed] if comment[1] == "others" else comment[1].split()
-        return "\n".join(directive(name) for name in names)
+        others = comment[1] == "others"
+        names = [name for name in exported if name not in listed] if others else comment[1].split()
+        heading = ["## Other names\n"] if others and names else []
+        return "\n".join([*heading, *map(directive, names)])
 
     return REFERENCE.sub(documented, text)
 
