@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: setup test lint types tests demo clean
+.PHONY: setup test lint types tests docs wheel-check release demo clean
 
 setup: $(STAMP)
 
@@ -13,7 +13,7 @@ $(STAMP): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch==2.13.0 -e ".[dev]"
 	touch $(STAMP)
 
-test: lint types tests
+test: lint types docs tests
 
 lint: setup
 	$(BIN)/ruff check .
@@ -25,8 +25,24 @@ types: setup
 tests: setup
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $$(nproc) --dist worksteal
 
+# Warnings are errors, and so is a link that leads nowhere.
+docs: setup
+	rm -rf out/docs
+	$(BIN)/sphinx-build --quiet --fail-on-warning --keep-going --nitpicky -c docs . out/docs
+	@echo "The site is in out/docs/index.html."
+
+wheel-check: setup
+	.ci/wheel-check $(BIN)/python
+
+# All checks, the wheel in dist/, and the tag; CONTRIBUTING says what comes before and after.
+release: test wheel-check
+	test -z "$$(git status --porcelain)"
+	mkdir -p dist
+	cp out/wheel/underwatt-*.whl dist/
+	git tag "v$$($(BIN)/python -c 'import underwatt; print(underwatt.__version__)')"
+
 demo: setup
 	$(BIN)/underwatt demo
 
 clean:
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist out/docs out/wheel

@@ -13,20 +13,20 @@ of the seeds.
 from __future__ import annotations
 
 import argparse
-import json
 import random
 import statistics
 import sys
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 from scipy.stats import ttest_ind
 
+sys.path.insert(0, str(Path(__file__).resolve().parent))
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "examples"))
 
 import jobs
+from _table import Column, add_output, as_table, told, write
 from underwatt.jobs.training import Training
 
 if TYPE_CHECKING:
@@ -92,29 +92,39 @@ def compare(name: str, seeds: int) -> dict[str, Any]:
     }
 
 
+COLUMNS = (
+    Column("job"),
+    Column("fixed_batch_size", "fixed at"),
+    Column("fixed_mean", "accuracy", ".4f"),
+    Column("fixed_sd", "sd", ".4f"),
+    Column("fixed_steps", "steps", ".0f"),
+    Column("mean_changes", "changes", ".0f"),
+    Column("changing_mean", "accuracy", ".4f"),
+    Column("changing_sd", "sd", ".4f"),
+    Column("changing_steps", "steps", ".0f"),
+    Column("difference", form="+.4f"),
+    Column("difference_low", "95% from", "+.4f"),
+    Column("difference_high", "to", "+.4f"),
+    Column("welch_p", "Welch p", ".2f"),
+)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", type=Path, help="where to write the rows")
+    add_output(parser)
     parser.add_argument("--seeds", type=int, default=SEEDS)
     parser.add_argument("--jobs", default=",".join(SAMPLES))
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     rows = []
     for name in arguments.jobs.split(","):
-        begun_s = time.perf_counter()
-        row = compare(name, arguments.seeds)
-        rows.append(row)
-        verdict = "no difference beyond seed noise" if row["welch_p"] >= ALIKE_P else "a difference beyond seed noise"
-        print(
-            f"{name}: fixed at {row['fixed_batch_size']} {row['fixed_mean']:.4f} ± {row['fixed_sd']:.4f}, "
-            f"{row['mean_changes']:.0f} changes {row['changing_mean']:.4f} ± {row['changing_sd']:.4f}, "
-            f"difference {row['difference']:+.4f} "
-            f"(95%: {row['difference_low']:+.4f} to {row['difference_high']:+.4f}), "
-            f"Welch p = {row['welch_p']:.2f}: {verdict}; "
-            f"steps {row['fixed_steps']:.0f} and {row['changing_steps']:.0f} ({time.perf_counter() - begun_s:.0f} s)"
-        )
-    if arguments.json:
-        arguments.json.write_text(json.dumps(rows, indent=1), encoding="utf-8")
+        rows.append(compare(name, arguments.seeds))
+        told(rows[-1], COLUMNS)
+    print(as_table(rows, COLUMNS))
+    for row in rows:
+        verdict = "no difference" if row["welch_p"] >= ALIKE_P else "a difference"
+        print(f"{row['job']}: {verdict} beyond seed noise")
+    write("batch_changes", rows, arguments)
 
 
 if __name__ == "__main__":

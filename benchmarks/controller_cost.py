@@ -17,8 +17,8 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import json
 import statistics
+import sys
 import tempfile
 import time
 from pathlib import Path
@@ -26,6 +26,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+
+from _table import Column, add_output, as_table, told, write
 from underwatt.adapters.tuner import tune
 from underwatt.device.clock import SystemClock
 from underwatt.device.space import ModeSpace
@@ -165,9 +168,25 @@ def measure(seconds: float, folder: Path | None) -> dict[str, Any]:
     }
 
 
+COLUMNS = (
+    Column("case"),
+    Column("state"),
+    Column("steps"),
+    Column("step_us_median", "step µs", ".1f"),
+    Column("step_us_mean", "mean", ".1f"),
+    Column("step_us_p99", "99%", ".0f"),
+    Column("floor_us_median", "floor µs", ".1f"),
+    Column("floor_us_mean", "mean", ".1f"),
+    Column("cost_us_median", "cost µs", ".1f"),
+    Column("cost_us_mean", "mean", ".1f"),
+    Column("mean_pct_of_20ms", "% of 20 ms", ".3f"),
+    Column("loop_pct", "whole loop %", "+.2f"),
+)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", type=Path, help="where to write the rows")
+    add_output(parser)
     parser.add_argument("--seconds", type=float, default=60.0, help="for each case")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
@@ -175,19 +194,12 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         for place in (None, Path(folder) / "run"):
             rows.append(measure(arguments.seconds, place))
-            row = rows[-1]
-            print(
-                f"{row['case']:22} ({row['state']}) {row['steps']} steps: median {row['step_us_median']:.1f} µs, "
-                f"mean {row['step_us_mean']:.1f} µs, 99% {row['step_us_p99']:.0f} µs; doing nothing "
-                f"{row['floor_us_median']:.1f} and {row['floor_us_mean']:.1f} µs; so {row['cost_us_median']:.1f} and "
-                f"{row['cost_us_mean']:.1f} µs, {row['mean_pct_of_20ms']:.3f}% of a 20 ms step; "
-                f"whole loop {row['loop_pct']:+.2f}%"
-            )
+            told(rows[-1], COLUMNS)
+    print(as_table(rows, COLUMNS))
     kept = all(r["cost_us_median"] <= MOST_US and r["mean_pct_of_20ms"] <= MOST_PCT for r in rows)
     asked = f"at most {MOST_US:g} µs a step (median) and {MOST_PCT:g}% of 20 ms (mean)"
     print(f"asked: {asked}: {'kept' if kept else 'not kept'}")
-    if arguments.json:
-        arguments.json.write_text(json.dumps(rows, indent=1), encoding="utf-8")
+    write("controller_cost", rows, arguments)
 
 
 if __name__ == "__main__":

@@ -14,15 +14,18 @@ costs in samples. Any file that ``underwatt store import`` reads as convergence 
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import random
+import sys
 from collections import defaultdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+
+from _table import Column, add_output, as_table, write
 from underwatt.convergence.curve import fit_convergence, targets_of
 from underwatt.errors import InputError
 from underwatt.store.exchange import read_file
@@ -34,6 +37,7 @@ if TYPE_CHECKING:
 
 Z90 = 1.6449
 RANDOM_CHOICES = 6
+FARTHEST = 3  # targets apart that are shown
 
 
 def choices(sizes: list[int], count: int, rng: random.Random) -> list[tuple[str, list[int]]]:
@@ -137,10 +141,45 @@ def summarise(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     ]
 
 
+def by_distance(easy: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """How well an easier target serves, by how many targets lie between."""
+    groups: dict[tuple[str, int], list[dict[str, Any]]] = defaultdict(list)
+    for row in easy:
+        if row["targets_apart"] <= FARTHEST:
+            groups[row["workload"], row["targets_apart"]].append(row)
+    found = []
+    for (workload, apart), some in sorted(groups.items()):
+        regrets = [row["regret"] or math.inf for row in some]
+        figures = {name: float(np.median([row[name] for row in some])) for name in ("factor_median", "factor_90")}
+        worst = {"regret_median": float(np.median(regrets)), "regret_worst": max(regrets)}
+        found.append({"workload": workload, "targets_apart": apart, **figures, **worst})
+    return found
+
+
+LEFT_OUT = (
+    Column("workload"),
+    Column("points"),
+    Column("choice"),
+    Column("method"),
+    Column("factor_median", "median", ".3f"),
+    Column("factor_90", "90%", ".2f"),
+    Column("coverage_90", "covered", ".0%"),
+    Column("cases"),
+)
+EASIER = (
+    Column("workload"),
+    Column("targets_apart", "apart"),
+    Column("factor_median", "factor", ".3f"),
+    Column("factor_90", "90%", ".2f"),
+    Column("regret_median", "regret", ".3f"),
+    Column("regret_worst", "worst", ".2f"),
+)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--train", type=Path, required=True)
-    parser.add_argument("--json", type=Path)
+    add_output(parser)
     options = parser.parse_args()
     rows: list[dict[str, Any]] = []
     easy: list[dict[str, Any]] = []
@@ -154,27 +193,10 @@ def main() -> None:
                 rows += left_out_rows(workload.name, target, some, resolution)
         easy += easy_rows(workload.name, list(runs), resolution)
     summary = summarise(rows)
-    print(f"{'workload':32} points choice  method          median   90%  covered  cases")
-    for s in summary:
-        covered = f"{s['coverage_90']:7.0%}" if s["coverage_90"] is not None else "      –"
-        print(
-            f"{s['workload'][:32]:32} {s['points']:6} {s['choice']:7} {s['method']:14} {s['factor_median']:7.3f} "
-            f"{s['factor_90']:5.2f}  {covered}  {s['cases']:5}"
-        )
-    print("easier target for a harder one: ratios between batch sizes")
-    for name in sorted({row["workload"] for row in easy}):
-        for apart in (1, 2, 3):
-            some = [row for row in easy if row["workload"] == name and row["targets_apart"] == apart]
-            if some:
-                regrets = [row["regret"] or math.inf for row in some]
-                print(
-                    f"{name[:32]:32} {apart} apart: median factor {np.median([r['factor_median'] for r in some]):.3f}, "
-                    f"90% {np.median([r['factor_90'] for r in some]):.2f}, "
-                    f"regret median {np.median(regrets):.3f}, worst {max(regrets):.2f}"
-                )
-    if options.json:
-        options.json.parent.mkdir(parents=True, exist_ok=True)
-        options.json.write_text(json.dumps({"summary": summary, "rows": rows, "easy": easy}, indent=1) + "\n")
+    print(as_table(summary, LEFT_OUT))
+    print("\nan easier target for a harder one: ratios between batch sizes")
+    print(as_table(by_distance(easy), EASIER))
+    write("convergence_curve", {"summary": summary, "rows": rows, "easy": easy}, options)
 
 
 if __name__ == "__main__":

@@ -33,10 +33,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+sys.path.insert(0, str(Path(__file__).resolve().parent))
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "examples"))
 
 import torch
 
+from _table import Column, add_output, as_table, told, write
 from models.efficientvit import EfficientViT
 from models.mobilenet import MobileNetV2
 from models.resnet import ResNet18
@@ -181,7 +183,7 @@ def run_underwatt(world: World, proxy: list[ConvergenceRun], budget: Budget, see
 
 def main(given: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", type=Path)
+    add_output(parser)
     parser.add_argument("--convergence", type=Path, default=RECORD, help="a record made by record_convergence.py")
     arguments = parser.parse_args(given)
     try:
@@ -189,36 +191,39 @@ def main(given: Sequence[str] | None = None) -> int:
     except (UnderwattError, OSError, ValueError, KeyError) as exc:
         print(f"error: {arguments.convergence.name}: {exc}", file=sys.stderr)
         return 2
-    if arguments.json:
-        arguments.json.parent.mkdir(parents=True, exist_ok=True)
-        arguments.json.write_text(json.dumps(rows, indent=1) + "\n")
+    write("edge", rows, arguments)
     if not rows:
         print("nothing to compare: the baseline keeps none of the budgets", file=sys.stderr)
         return 1
+    print(as_table(rows, COLUMNS))
     report(rows)
     return 0
+
+
+COLUMNS = (
+    Column("device"),
+    Column("model"),
+    Column("budget_w", "budget W", ".2f"),
+    Column("baseline_s", "baseline s", ".0f"),
+    Column("table_s", "table s", ".0f"),
+    Column("underwatt_s", "underwatt s", ".0f"),
+    Column("oracle_s", "oracle s", ".0f"),
+    Column("speedup", form=".2f"),
+    Column("energy_ratio", "energy ratio", ".2f"),
+    Column("measured"),
+)
 
 
 def run(record: dict[str, Any]) -> list[dict[str, Any]]:
     """Every network on every board, told as it goes."""
     rows = []
-    print(
-        f"{'board':8} {'model':17} {'budget':>7} {'baseline':>9} {'table':>8} {'ours':>8} {'oracle':>8} "
-        "speedup energy measured"
-    )
     for model, cost in costs().items():
         proxy = convergence(record, model, "proxy")
         for board in BOARDS:
             world = make_world(board, model, cost, convergence(record, model, "target"))
             for row in one_world(world, proxy):
                 rows.append(row)
-                ours = f"{row['underwatt_s']:7.0f}s" if row["underwatt_s"] else " nothing"
-                print(
-                    f"{board:8} {model:17} {row['budget_w']:6.2f}W {row['baseline_s']:8.0f}s {row['table_s']:7.0f}s "
-                    f"{ours} {row['oracle_s']:7.0f}s {row['speedup'] or 0.0:6.2f} "
-                    f"{row['energy_ratio'] or math.inf:6.2f} {row['measured']:2d}",
-                    flush=True,
-                )
+                told(row, COLUMNS)
     return rows
 
 

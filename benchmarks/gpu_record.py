@@ -22,6 +22,9 @@ from typing import Any
 
 import torch
 
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+
+from _table import Column, add_output, as_table, write
 from underwatt.device.session import Session
 from underwatt.drivers.nvml import NvmlDevice
 from underwatt.jobs.load import load_job
@@ -75,9 +78,20 @@ def energy_row(device: NvmlDevice, run: TorchRun, window_s: float) -> dict[str, 
     }
 
 
+COLUMNS = (
+    Column("job"),
+    Column("batch_size", "batch"),
+    Column("repeat"),
+    Column("step_s", "step s", ".5f"),
+    Column("power_w", "power W", ".1f"),
+    Column("cost_s", "measured for s", ".1f"),
+    Column("energy_error_pct", "integral / counter %", "+.2f"),
+)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", type=Path, required=True)
+    add_output(parser, json_required=True)
     parser.add_argument("--window-s", type=float, default=8.0)
     parser.add_argument("--limit-s", type=float, default=15.0, help="longest time to measure one setting")
     parser.add_argument("--repeats", type=int, default=2)
@@ -92,7 +106,6 @@ def main() -> None:
         "reads": reads(device),
         "rows": [],
     }
-    print(json.dumps(record["reads"], indent=1), flush=True)
     options = MeasureOptions(limit_s=arguments.limit_s)
     as_it_is = PowerMode()
     with Session(device) as session:
@@ -110,14 +123,19 @@ def main() -> None:
                     print(
                         f"{name:16} b={batch_size:<5} {measured.step_s * 1e3:8.2f} ms {measured.power_w:7.1f} W "
                         f"in {measured.cost_s:4.1f} s; integral against counter {row['energy_error_pct']:+.2f}%",
+                        file=sys.stderr,
                         flush=True,
                     )
                     arguments.json.write_text(json.dumps(record, indent=1))
     after = dict(device.snapshot())
     record["limit_unchanged"] = after == record["reads"]["snapshot"]
     record["summary"] = summary(record["rows"])
-    arguments.json.write_text(json.dumps(record, indent=1))
-    print(json.dumps(record["summary"], indent=1), "limit unchanged:", record["limit_unchanged"])
+    print(as_table([row | row["measured"] for row in record["rows"]], COLUMNS))
+    costs = {name: value for name, value in record["reads"].items() if name.startswith("read_power_us")}
+    shown = [{"what": name, "value": value} for name, value in (costs | record["summary"]).items()]
+    print(as_table(shown, (Column("what"), Column("value", form=".4g"))))
+    print("limit unchanged:", record["limit_unchanged"])
+    write("gpu_record", record, arguments)
     sys.exit(0 if record["limit_unchanged"] else 1)
 
 

@@ -37,6 +37,7 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
+from _table import Column, add_output, as_table, told, write
 from edge import RECORD, World, convergence, costs, make_world, virtual
 from underwatt.budget import Budget, Schedule
 from underwatt.control.controller import Controller
@@ -230,9 +231,22 @@ def judge(at_s: Any, energy_j: Any, schedule: Schedule, weather: Weather) -> dic
     }
 
 
+COLUMNS = (
+    Column("case"),
+    Column("energy_over_pct", "energy over %", ".2f"),
+    Column("time_over_pct", "time over %", ".2f"),
+    Column("time_over_oracle", "time / oracle", ".3f"),
+    Column("took_s", "took s", ".0f"),
+    Column("planning_s", "planning s", ".1f"),
+    Column("measured"),
+    Column("changes"),
+    Column("paused_pct", "paused %", ".1f"),
+)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--json", type=Path)
+    add_output(parser)
     parser.add_argument("--cases", default="")
     parser.add_argument("--seeds", type=int, default=1)
     parser.add_argument("--first-seed", type=int, default=0)
@@ -248,9 +262,9 @@ def main() -> None:
                 continue
             for seed in range(arguments.first_seed, arguments.first_seed + arguments.seeds):
                 rows.append(one(board, kind, seed, world, record, arguments.verbose))
-                print(json.dumps(rows[-1]), flush=True)
-    if arguments.json:
-        arguments.json.write_text(json.dumps(rows, indent=2), encoding="utf-8")
+                told(rows[-1], COLUMNS)
+    print(as_table(rows, COLUMNS))
+    write("hold", rows, arguments)
 
 
 if __name__ == "__main__":

@@ -20,9 +20,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+sys.path.insert(0, str(Path(__file__).resolve().parent))
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "examples"))
 
 import jobs
+from _table import Column, add_output, as_table, told, write
 from underwatt.budget import Budget, Schedule
 from underwatt.control.live import LiveBudget
 from underwatt.control.pilot import Pilot
@@ -119,9 +121,23 @@ def worst(at_s: Any, counter_j: Any, budget_w: float, late_s: float = LATE_S) ->
     return 100 * float(((ends_j - counter_j)[whole] / WINDOW_S).max() / budget_w - 1)
 
 
+COLUMNS = (
+    Column("method"),
+    Column("job"),
+    Column("budget_w", "budget W", ".0f"),
+    Column("mean_w", "mean W", ".1f"),
+    Column("mean_over_pct", "mean over %", "+.2f"),
+    Column("worst_5s_over_pct", "worst 5 s %", "+.2f"),
+    Column("worst_5s_over_pct_since_change", "since change %", "+.2f"),
+    Column("late_readings", "late"),
+    Column("readings"),
+    Column("samples_per_s", "samples/s", ".0f"),
+)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--json", type=Path, required=True)
+    add_output(parser, json_required=True)
     parser.add_argument("--jobs", default="resnet18,char_transformer")
     parser.add_argument("--budgets", default="250,350,450")
     parser.add_argument("--methods", default="underwatt,naive")
@@ -130,22 +146,22 @@ def main() -> None:
     found = dict(device.snapshot())
     rows: list[dict[str, Any]] = []
 
-    def keep(untouched: bool | None) -> None:
-        record = {"device": device.info.name, "software": dict(device.info.software), "untouched": untouched}
-        arguments.json.write_text(json.dumps({**record, "rows": rows}, indent=1), encoding="utf-8")
+    def record(untouched: bool | None) -> dict[str, Any]:
+        made = {"device": device.info.name, "software": dict(device.info.software), "untouched": untouched}
+        return {**made, "rows": rows}
 
     for name in arguments.jobs.split(","):
         for method in arguments.methods.split(","):
             began = time.monotonic()
             for row in train(name, method, [float(watts) for watts in arguments.budgets.split(",")]):
                 rows.append(row)
-                print(
-                    json.dumps({key: value for key, value in row.items() if key not in ("events", "trace")}), flush=True
-                )
-            keep(None)
-            print(f"{time.monotonic() - began:.0f} s", flush=True)
-    keep(dict(device.snapshot()) == found)
-    print("untouched:", dict(device.snapshot()) == found)
+                told(row, COLUMNS)
+            arguments.json.write_text(json.dumps(record(None), indent=1), encoding="utf-8")
+            print(f"{time.monotonic() - began:.0f} s", file=sys.stderr, flush=True)
+    untouched = dict(device.snapshot()) == found
+    print(as_table(rows, COLUMNS))
+    print("untouched:", untouched)
+    write("hold_gpu", record(untouched), arguments)
 
 
 if __name__ == "__main__":

@@ -18,7 +18,6 @@ knows the proxy at every batch size; ``fastest-epoch`` measures every setting; `
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import sys
 from dataclasses import dataclass
@@ -28,6 +27,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+
+from _table import Column, add_output, as_table, write
 from underwatt.budget import Budget
 from underwatt.convergence.curve import fit_convergence
 from underwatt.errors import BudgetError, InputError, UnderwattError
@@ -230,21 +232,36 @@ def run(cases: Sequence[Case], methods: Sequence[str]) -> list[Row]:
     return rows
 
 
+COLUMNS = (
+    Column("method"),
+    Column("cases"),
+    Column("nothing"),
+    Column("geomean", form=".3f"),
+    Column("worst", form=".2f"),
+    Column("over_cap", "over cap"),
+    Column("measured", form=".1f"),
+)
+
+
 def summary(rows: Sequence[Row]) -> str:
     """Each method in a line; a case in which a method finds nothing is its worst, and out of its geometric mean."""
-    lines = [f"{'method':<14} {'cases':>5} {'nothing':>7} {'geomean':>8} {'worst':>6} {'over cap':>8} {'measured':>8}"]
+    lines = []
     for method in dict.fromkeys(row.method for row in rows):
         same = [row for row in rows if row.method == method]
         ratios = [row.time_over_oracle for row in same]
         found = [ratio for ratio in ratios if math.isfinite(ratio)]
-        geomean = float(np.exp(np.mean(np.log(found)))) if found else math.inf
-        over = sum(row.over_w > 0 for row in same)
         lines.append(
-            f"{method:<14} {len(same):>5} {len(ratios) - len(found):>7} {geomean:>8.3f} "
-            f"{max(ratios):>6.2f} {over:>8} "
-            f"{mean(row.measured for row in same):>8.1f}"
+            {
+                "method": method,
+                "cases": len(same),
+                "nothing": len(ratios) - len(found),
+                "geomean": float(np.exp(np.mean(np.log(found)))) if found else math.inf,
+                "worst": max(ratios),
+                "over_cap": sum(row.over_w > 0 for row in same),
+                "measured": mean(row.measured for row in same),
+            }
         )
-    return "\n".join(lines)
+    return as_table(lines, COLUMNS)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -252,7 +269,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--train", type=Path, required=True, help="Zeus train trace")
     parser.add_argument("--power", type=Path, required=True, help="Zeus power trace")
     parser.add_argument("--methods", default=",".join(METHODS))
-    parser.add_argument("--json", type=Path, help="write every row here")
+    add_output(parser)
     options = parser.parse_args(arguments)
     methods = options.methods.split(",")
     unknown = [method for method in methods if method not in METHODS]
@@ -266,9 +283,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except UnderwattError as exc:
         print(f"error: {exc}", file=sys.stderr)
         return 2
-    if options.json:
-        options.json.parent.mkdir(parents=True, exist_ok=True)
-        options.json.write_text(json.dumps(to_json(rows), indent=1) + "\n")
+    write("joint", to_json(rows), options)
     if not rows:
         print("nothing to compare: no cap is kept by any setting", file=sys.stderr)
         return 1

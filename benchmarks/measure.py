@@ -12,13 +12,16 @@ settling and 40 mini-batches.
 from __future__ import annotations
 
 import argparse
-import json
 import random
 import statistics
+import sys
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+
+from _table import Column, add_output, as_table, write
 from underwatt.device.registry import open_device
 from underwatt.device.session import Session
 from underwatt.errors import OutOfMemoryError
@@ -112,11 +115,14 @@ def summarise(rows: list[dict[str, object]]) -> dict[str, float]:
     }
 
 
+COLUMNS = (Column("what"), Column("value", form=".4g"))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--cases", type=int, default=200)
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--json", type=Path, help="where to write every case and the summary")
+    add_output(parser)
     arguments = parser.parse_args()
     rng = random.Random(arguments.seed)
     started = time.perf_counter()
@@ -128,10 +134,8 @@ def main() -> None:
         rows.append(one_case(rng, device, known[device.info.id]))
     summary = summarise(rows)
     print(f"simulated boards, {arguments.cases} cases in {time.perf_counter() - started:.1f} s")
-    for name, value in summary.items():
-        print(f"  {name:22} {value:.4g}")
-    if arguments.json:
-        arguments.json.write_text(json.dumps({"simulated": True, "summary": summary, "rows": rows}, indent=1))
+    print(as_table([{"what": name, "value": value} for name, value in summary.items()], COLUMNS))
+    write("measure", {"simulated": True, "summary": summary, "rows": rows}, arguments)
 
 
 if __name__ == "__main__":

@@ -10,7 +10,6 @@ reads the GPU through NVML where there is one, else the production Jetson driver
 from __future__ import annotations
 
 import argparse
-import json
 import subprocess
 import sys
 import tempfile
@@ -18,6 +17,9 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+
+from _table import Column, add_output, as_table, write
 from underwatt.device.registry import find_addresses, open_device
 from underwatt.drivers.jetson.device import JetsonDevice
 from underwatt.drivers.virtual.board import VirtualBoard
@@ -91,7 +93,7 @@ def zeus_window_us(python: Path) -> tuple[float, int]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", type=Path, help="where to write the rows")
+    add_output(parser)
     parser.add_argument("--zeus-python", type=Path, help="a Python that has Zeus installed")
     arguments = parser.parse_args()
     python = arguments.zeus_python or zeus_python()
@@ -109,11 +111,9 @@ def main() -> None:
         {"name": "sampler_core_pct", "value": core_pct},
     ]
     print(f"sampled: {device.info.name}; Zeus monitored {gpus} GPU(s)")
-    for row in rows:
-        print(f"  {row['name']:18} {row['value']:.3f}")
-    print(f"  our beat costs 1/{rows[1]['value'] / rows[0]['value']:.0f} of Zeus' window")
-    if arguments.json:
-        arguments.json.write_text(json.dumps(rows, indent=1))
+    print(as_table(rows, (Column("name"), Column("value", form=".3f"))))
+    print(f"our beat costs 1/{rows[1]['value'] / rows[0]['value']:.0f} of Zeus' window")
+    write("overhead", rows, arguments)
 
 
 if __name__ == "__main__":

@@ -10,14 +10,14 @@ trained on every mode of its tables.
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from pathlib import Path
 
 import numpy as np
-from rich.console import Console
-from rich.table import Table
 
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+
+from _table import Column, add_output, as_table, write
 from physics_fit import Fit, fit
 from underwatt.drivers.virtual.physics import Clocks, Floats
 
@@ -46,20 +46,25 @@ def row(path: Path) -> dict[str, object]:
     }
 
 
+SHOWN = (
+    Column("table"),
+    Column("constants"),
+    Column("time_mape", "time %", ".2f"),
+    Column("power_mape", "power %", ".2f"),
+)
+
+
 def show(rows: list[dict[str, object]]) -> None:
-    table = Table(title="Physics model against measured modes: mean absolute error, %")
-    for name in ("table", "constants", "time", "power", "network: time", "network: power"):
-        table.add_column(name, justify="left" if name == "table" else "right")
-    for r in rows:
-        figures = [f"{r['constants']}", f"{r['time_mape']:.2f}", f"{r['power_mape']:.2f}"]
-        table.add_row(str(r["table"]), *figures, *PUBLISHED)
-    Console(width=100).print(table)
+    print("Physics model against measured modes, mean absolute error:")
+    print(as_table(rows, SHOWN))
+    time_pct, power_pct = PUBLISHED
+    print(f"PowerTrain's network, trained on every mode, as published: time {time_pct}%, power {power_pct}%")
 
 
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, required=True, help="folder with the csv files")
-    parser.add_argument("--json", type=Path, help="where to write the rows")
+    add_output(parser)
     options = parser.parse_args(arguments)
     paths = sorted(options.data.rglob("*_train_*.csv"))
     if not paths:
@@ -67,8 +72,7 @@ def main(arguments: list[str] | None = None) -> int:
         return 2
     rows = [row(path) for path in paths]
     show(rows)
-    if options.json:
-        options.json.write_text(json.dumps(rows, indent=1) + "\n")
+    write("physics", rows, options)
     return 0
 
 

@@ -10,7 +10,6 @@ time or power of the target; the other methods take random rows, as published.
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 import time
 from dataclasses import asdict, dataclass
@@ -20,6 +19,9 @@ from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+
+from _table import Column, add_output, as_table, write
 from underwatt.errors import InputError, UnderwattError
 from underwatt.predict.base import SettingArray, observe
 from underwatt.predict.design import first_settings
@@ -232,20 +234,26 @@ def run(
     return rows
 
 
+COLUMNS = (
+    Column("method"),
+    Column("samples"),
+    Column("time_mape", "time %", ".2f"),
+    Column("power_mape", "power %", ".2f"),
+    Column("time_cover90", "time in 90%", ".1f"),
+    Column("power_cover90", "power in 90%", ".1f"),
+    Column("fit_s", "fit s", ".2f"),
+    Column("predict_s", "predict s", ".3f"),
+)
+
+
 def table(rows: Sequence[Row]) -> str:
     """Medians over the repeats, as text."""
-    lines = [
-        f"{'method':<16} {'samples':>7} {'time %':>7} {'power %':>8} {'time in 90%':>12} {'power in 90%':>13} "
-        f"{'fit s':>7} {'predict s':>10}"
-    ]
+    medians = []
     for method, samples in dict.fromkeys((row.method, row.samples) for row in rows):
         same = [asdict(row) for row in rows if (row.method, row.samples) == (method, samples)]
-        m = {key: median(row[key] for row in same) for key in same[0] if key not in ("method", "samples")}
-        lines.append(
-            f"{method:<16} {samples:>7} {m['time_mape']:>7.2f} {m['power_mape']:>8.2f} {m['time_cover90']:>12.1f} "
-            f"{m['power_cover90']:>13.1f} {m['fit_s']:>7.2f} {m['predict_s']:>10.3f}"
-        )
-    return "\n".join(lines)
+        middle = {key: median(row[key] for row in same) for key in same[0] if key != "method"}
+        medians.append({"method": method, **middle, "samples": samples})
+    return as_table(medians, COLUMNS)
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -255,7 +263,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--samples", default="10,20,50", help="how many rows to measure")
     parser.add_argument("--repeats", type=int, default=10)
     parser.add_argument("--methods", default=",".join(METHODS))
-    parser.add_argument("--json", type=Path, help="write every repeat here")
+    add_output(parser)
     options = parser.parse_args(arguments)
     options.methods = options.methods.split(",")
     unknown = [method for method in options.methods if method not in METHODS]
@@ -282,9 +290,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"error: {exc}", file=sys.stderr)
         return 2
     print(table(rows))
-    if options.json:
-        options.json.parent.mkdir(parents=True, exist_ok=True)
-        options.json.write_text(json.dumps([asdict(row) for row in rows], indent=1) + "\n")
+    write("predict", [asdict(row) for row in rows], options)
     return 0
 
 

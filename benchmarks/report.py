@@ -12,10 +12,10 @@ below it (drawn).
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import shutil
 import statistics
+import sys
 import tempfile
 import time
 from pathlib import Path
@@ -23,6 +23,9 @@ from typing import Any
 
 import numpy as np
 
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+
+from _table import Column, add_output, as_table, write
 from underwatt.budget import parse_budget
 from underwatt.device.registry import open_device
 from underwatt.predict.base import SettingArray
@@ -108,7 +111,7 @@ def main() -> None:
     parser.add_argument("--settings", type=int, default=1000)
     parser.add_argument("--readings", type=int, default=864_000)
     parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--json", type=Path, default=None, help="also write the figures here")
+    add_output(parser)
     parser.add_argument("--out", type=Path, default=None, help="keep the report here")
     chosen = parser.parse_args()
     device = open_device("virtual:orin-agx")
@@ -148,11 +151,11 @@ def main() -> None:
         "openings": opened,
         **{name: statistics.median(item[name] for item in opened) for name in (opened[0] if opened else ())},
     }
-    text = json.dumps(found, indent=2)
-    print(text)
-    if chosen.json is not None:
-        chosen.json.parent.mkdir(parents=True, exist_ok=True)
-        chosen.json.write_text(text, encoding="utf-8")
+    shown = [{"what": name, "value": value} for name, value in found.items() if isinstance(value, int | float)]
+    print(as_table(shown, (Column("what"), Column("value", form=".6g"))))
+    if not opened:
+        print("not opened: there is no Chromium here")
+    write("report", found, chosen)
 
 
 if __name__ == "__main__":

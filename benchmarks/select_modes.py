@@ -16,7 +16,6 @@ keeps any of the budgets.
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import sys
 from dataclasses import dataclass
@@ -25,6 +24,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+
+from _table import Column, add_output, as_table, write
 from underwatt.budget import Budget
 from underwatt.errors import BudgetError, UnderwattError
 from underwatt.planning.choice import without_repeats
@@ -162,23 +164,42 @@ def _can_run(bench: Bench, method: str, budget_w: float) -> bool:
     return True
 
 
+COLUMNS = (
+    Column("method"),
+    Column("cases"),
+    Column("mean", "mean %", ".2f"),
+    Column("median", "median %", ".2f"),
+    Column("percentile_95", "95th %", ".2f"),
+    Column("worst", "worst %", ".2f"),
+    Column("over", form=".0%"),
+    Column("over_1_w", "over 1 W", ".0%"),
+    Column("nothing"),
+    Column("measured", form=".1f"),
+)
+
+
 def summary(rows: Sequence[Row]) -> str:
     """Each method in a line; penalties count where the budget was kept, and finding nothing is an infinite one."""
-    lines = [
-        f"{'method':<11} {'cases':>5} {'mean %':>7} {'median %':>9} {'95th %':>7} {'worst %':>8} {'over':>5} "
-        f"{'over 1 W':>8} {'nothing':>7} {'measured':>8}"
-    ]
+    lines = []
     for method in dict.fromkeys(row.method for row in rows):
         same = [row for row in rows if row.method == method]
         kept = np.array([row.time_penalty_pct for row in same if row.over_w == 0] or [np.nan])
-        over = [row.over_w for row in same]
+        over_w = np.array([row.over_w for row in same])
         lines.append(
-            f"{method:<11} {len(same):>5} {kept.mean():>7.2f} {_share(kept, 50):>9.2f} {_share(kept, 95):>7.2f} "
-            f"{kept.max():>8.2f} {np.mean(np.array(over) > 0):>5.0%} {np.mean(np.array(over) > 1):>8.0%} "
-            f"{np.isinf(kept).sum():>7} "
-            f"{np.mean([row.measured for row in same]):>8.1f}"
+            {
+                "method": method,
+                "cases": len(same),
+                "mean": kept.mean(),
+                "median": _share(kept, 50),
+                "percentile_95": _share(kept, 95),
+                "worst": kept.max(),
+                "over": np.mean(over_w > 0),
+                "over_1_w": np.mean(over_w > 1),
+                "nothing": np.isinf(kept).sum(),
+                "measured": np.mean([row.measured for row in same]),
+            }
         )
-    return "\n".join(lines)
+    return as_table(lines, COLUMNS)
 
 
 def _share(penalties: np.ndarray[Any, Any], percent: float) -> float:
@@ -215,7 +236,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--budgets", type=parse_budgets, default="17:50:1", help="watts, first:last:step")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--methods", default=",".join(names))
-    parser.add_argument("--json", type=Path, help="write every row here")
+    add_output(parser)
     options = parser.parse_args(arguments)
     methods = options.methods.split(",")
     unknown = [method for method in methods if method not in names]
@@ -229,9 +250,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except UnderwattError as exc:
         print(f"error: {exc}", file=sys.stderr)
         return 2
-    if options.json:
-        options.json.parent.mkdir(parents=True, exist_ok=True)
-        options.json.write_text(json.dumps(to_json(rows), indent=1) + "\n")
+    write("select", to_json(rows), options)
     if not rows:
         smallest_w = float(bench.truth.drawn_w.min())
         print(f"nothing to compare: the smallest power in {options.target.name} is {smallest_w:g} W", file=sys.stderr)

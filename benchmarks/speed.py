@@ -10,14 +10,17 @@ measurements; replan: the same with one measurement more. The quickest of three 
 from __future__ import annotations
 
 import argparse
-import json
 import resource
+import sys
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+
+from _table import Column, add_output, as_table, write
 from underwatt.budget import parse_budget
 from underwatt.device.registry import open_device
 from underwatt.drivers.virtual.device import VirtualJetson
@@ -75,34 +78,33 @@ def quickest_s(call: Callable[[], object]) -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", type=Path)
+    add_output(parser)
     arguments = parser.parse_args()
-    rows: dict[str, float] = {}
+    found: dict[str, float] = {}
     device, settings = board("orin-agx")
     sample = measured(device, settings, MEASURED)
     reference = [builtin_reference("xavier-agx")]
-    rows[f"predict_{len(settings)}_s"] = quickest_s(lambda: FewShot().fit(sample).predict(settings))
-    rows[f"predict_{len(settings)}_reference_s"] = quickest_s(
+    found[f"predict_{len(settings)}_s"] = quickest_s(lambda: FewShot().fit(sample).predict(settings))
+    found[f"predict_{len(settings)}_reference_s"] = quickest_s(
         lambda: FewShot().fit(sample, reference).predict(settings)
     )
     for count in (50, 100, 250, 500):
         more = measured(device, settings, count)
-        rows[f"fit_{count}_s"] = quickest_s(lambda more=more: FewShot().fit(more))
+        found[f"fit_{count}_s"] = quickest_s(lambda more=more: FewShot().fit(more))
     device, settings = board("xavier-agx")
     sample = measured(device, settings, MEASURED + 1)
     for name, references in (("", []), ("_reference", [builtin_reference("orin-agx")])):
         problem = Problem.of(settings, parse_budget("15W"))
-        rows[f"plan_{len(settings)}{name}_s"] = quickest_s(
+        found[f"plan_{len(settings)}{name}_s"] = quickest_s(
             lambda p=problem, r=references: Planner(p, r).plan(sample[:MEASURED])
         )
         planner = Planner(problem, references)
         planner.plan(sample[:MEASURED])
-        rows[f"replan{name}_s"] = quickest_s(lambda planner=planner: planner.replan(sample))
-    rows["peak_gb"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
-    for name, value in rows.items():
-        print(f"  {name:32} {value:.3f}")
-    if arguments.json:
-        arguments.json.write_text(json.dumps([{"name": k, "value": v} for k, v in rows.items()], indent=1))
+        found[f"replan{name}_s"] = quickest_s(lambda planner=planner: planner.replan(sample))
+    found["peak_gb"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+    rows = [{"name": name, "value": value} for name, value in found.items()]
+    print(as_table(rows, (Column("name"), Column("value", form=".3f"))))
+    write("speed", rows, arguments)
 
 
 if __name__ == "__main__":

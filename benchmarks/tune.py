@@ -28,6 +28,7 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
+from _table import Column, add_output, as_table, told, write
 from edge import RECORD, World, convergence, costs, make_world, virtual
 from underwatt.budget import Budget
 from underwatt.control.controller import Controller
@@ -101,9 +102,23 @@ def published(world: World, budget_w: float, seed: int, curve: Any) -> tuple[flo
     return float(world.time_s[min(fitting)[1]]), profiling_s, len(found)
 
 
+COLUMNS = (
+    Column("budget_w", "budget W", ".2f"),
+    Column("seed"),
+    Column("oracle_s", "oracle s", ".0f"),
+    Column("underwatt_s", "underwatt s", ".0f"),
+    Column("measured"),
+    Column("baseline_s", "baseline s", ".0f"),
+    Column("published_s", "published s", ".0f"),
+    Column("published_profiling_s", "its table s", ".0f"),
+    Column("faster_than_baseline", "× baseline", ".2f"),
+    Column("faster_than_published", "× published", ".2f"),
+)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--json", type=Path)
+    add_output(parser)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--minutes", type=float, default=30.0)
     arguments = parser.parse_args()
@@ -141,9 +156,9 @@ def main() -> None:
                     "faster_than_published": (choice_s * scale + profiling_s) / ours_s,
                 }
             )
-            print(json.dumps(rows[-1]), flush=True)
-    if arguments.json:
-        arguments.json.write_text(json.dumps(rows, indent=1), encoding="utf-8")
+            told(rows[-1], COLUMNS)
+    print(as_table(rows, COLUMNS))
+    write("tune", rows, arguments)
 
 
 if __name__ == "__main__":

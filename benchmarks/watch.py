@@ -38,6 +38,10 @@ from bisect import bisect_left, bisect_right
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+
+from _table import Column, add_output, as_table, write
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
@@ -261,9 +265,12 @@ def paired(values: Sequence[float]) -> tuple[float, float, float]:
     return statistics.median(means), means[outside], means[-1 - outside]
 
 
+COLUMNS = (Column("what"), Column("pct", "%", "+.2f"), Column("low", "95% from", "+.2f"), Column("high", "to", "+.2f"))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", type=Path, help="where to write the row")
+    add_output(parser)
     parser.add_argument("--viewers", type=int, default=VIEWERS)
     parser.add_argument(
         "--pairs", type=int, default=PAIRS, help=f"of blocks, {2 * (BLOCK_S + SETTLE_S):g} s each; even"
@@ -278,13 +285,14 @@ def main() -> None:
         return view(int(arguments.view[0]), arguments.view[1], arguments.viewers)
     row = measure(arguments.viewers, arguments.pairs, arguments.threads)
     print(f"{row['viewers']} viewers, {row['threads']} of {row['cores']} cores train; {row['pairs']} pairs of blocks:")
-    for text, name in (("step time", "added"), ("own work", "added_own_work")):
+    shown: list[dict[str, Any]] = []
+    for text, name in (("added step time", "added"), ("added own work", "added_own_work")):
         low, high = row[f"{name}_pct_95"]
-        print(f"  {text} {row[f'{name}_pct']:+.2f}% (95%: {low:+.2f} to {high:+.2f})")
-    print(f"  the server used {row['server_core_pct']:.2f}% of a core, the viewers {row['viewers_core_pct']:.2f}%")
-    print(f"  under {100 * CLAIM:g}% added step time: {row['claim']}")
-    if arguments.json:
-        arguments.json.write_text(json.dumps([row], indent=1))
+        shown.append({"what": text, "pct": row[f"{name}_pct"], "low": low, "high": high})
+    shown += [{"what": f"core used by {name}", "pct": row[f"{name}_core_pct"]} for name in ("server", "viewers")]
+    print(as_table(shown, COLUMNS))
+    print(f"under {100 * CLAIM:g}% added step time: {row['claim']}")
+    write("watch", [row], arguments)
     return None
 
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from underwatt.jobs.job import Job
     from underwatt.records import Measurement, PowerMode, Profile, Setting
 
-__version__ = "0.1.0"
+__version__: str  # written once, in pyproject.toml, and read from what pip installed
 
 # Resolved when first used, so that `import underwatt` in a training script costs next to nothing.
 _HOMES = {
@@ -48,6 +48,8 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name in _HOMES:
         return getattr(import_module(_HOMES[name]), name)
+    if name == "__version__":
+        return import_module("importlib.metadata").version("underwatt")
     raise AttributeError(f"module 'underwatt' has no attribute {name!r}")
 
 

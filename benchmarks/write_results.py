@@ -1,0 +1,281 @@
+"""Write README's results from the records in ``results/``, each with the commit it was made at.
+
+    python benchmarks/write_results.py                        the table between README's two marks, again
+    python benchmarks/write_results.py --check                change nothing; fail where README is not up to date
+    python benchmarks/write_results.py --make DATA [NAME …]   first make these records again (all: takes long)
+
+DATA is a folder with ``powertrain`` tables and ``zeus`` traces. The words of each line stand here; its figures are
+computed from the rows of its records. A line whose record is missing is left out, and README says so in a comment.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import shlex
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import geometric_mean, mean, median
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+FOLDER = Path(__file__).resolve().parent
+README = FOLDER.parent / "README.md"
+RESULTS = FOLDER / "results"
+BEGIN, END = "<!-- results: begin -->", "<!-- results: end -->"
+
+ORIN = "{data}/powertrain/orin_agx_train_"
+MOBILENET = f"--reference {ORIN}resnet18.csv --target {ORIN}mobilenetv3.csv"
+ZEUS = "--train {data}/zeus/summary_train.csv --power {data}/zeus/summary_power_"
+# The records behind README, and the commands that make them.
+COMMANDS = {
+    "predict": f"predict.py {MOBILENET} --samples 10 --repeats 10 --methods underwatt,underwatt-noref --keep",
+    "select": f"select.py {MOBILENET} --budgets 17:50:1 --repeats 3 --keep",
+    "joint_v100": f"joint.py {ZEUS}v100.csv --keep v100",
+    "joint_a40": f"joint.py {ZEUS}a40.csv --keep a40",
+    "edge": "edge.py --keep",
+    "measure": "measure.py --cases 200 --keep",
+    "physics": "physics.py --data {data}/powertrain --keep",
+    "hold_0": "hold.py --seeds 2 --first-seed 0 --keep 0",
+    "hold_10": "hold.py --seeds 2 --first-seed 10 --keep 10",
+    "hold_20": "hold.py --seeds 2 --first-seed 20 --keep 20",
+    "tune": "tune.py --keep",
+}
+# Made on a borrowed GPU before records held their commit: these are the commits that brought them.
+OLDER = {"hold_h200": "46d9c31", "hold_h200_again": "46d9c31"}
+
+Rows = list[dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class Line:
+    """One line of the table: what was asked, the records that answer it, and the answer in words."""
+
+    what: str
+    script: str
+    records: tuple[str, ...]
+    figure: Callable[..., str]  # of the rows of each record, in that order
+
+
+def predicted(method: str, more: str = "") -> Callable[[Rows], str]:
+    """Errors of time and power from ten measurements."""
+
+    def figure(rows: Rows) -> str:
+        same = [row for row in rows if row["method"] == method and row["samples"] == 10]
+        return (
+            "{:.1f}% / {:.1f}%".format(*(median(row[key] for row in same) for key in ("time_mape", "power_mape")))
+            + more
+        )
+
+    return figure
+
+
+def selected(rows: Rows) -> str:
+    """How much slower than the best mode, how many measured, and how often over the budget."""
+
+    def of(method: str) -> tuple[float, float, float]:
+        same = [row for row in rows if row["method"] == method]
+        kept = [row["time_penalty_pct"] for row in same if row["over_w"] == 0]
+        penalty = math.inf if None in kept else mean(kept)
+        return penalty, mean(row["measured"] for row in same), mean(row["over_w"] > 0 for row in same)
+
+    penalty, measured, over = of("underwatt")
+    _, others_measured, others_over = of("powertrain")
+    how_often = "never over budget" if over == 0 else f"over budget in {over:.0%}"
+    budgets = len({row["budget_w"] for row in rows})
+    return (
+        f"{budgets} budgets: {penalty:.1f}% slower than the best, {measured:.1f} modes measured, {how_often} "
+        f"(PowerTrain here: {others_measured:.0f} measured, over in {others_over:.0%})"
+    )
+
+
+def joined(*records: Rows) -> str:
+    """Time against the oracle's on each GPU, and that of the largest batch."""
+
+    def over_oracle(rows: Rows, method: str) -> float:
+        ratios = [row["time_over_oracle"] for row in rows if row["method"] == method]
+        return math.inf if None in ratios else geometric_mean(ratios)
+
+    ours, largest = ([over_oracle(rows, method) for rows in records] for method in ("underwatt", "largest-batch"))
+    measured = mean(row["measured"] for rows in records for row in rows if row["method"] == "underwatt")
+    return (
+        f"{_and(f'{ratio:.2f}×' for ratio in ours)} the oracle's time, {measured:.0f} settings measured "
+        f"(largest batch: {_and(f'{ratio:.1f}×' for ratio in largest)})"
+    )
+
+
+def edged(rows: Rows) -> str:
+    """Speedups over the baseline; finding nothing is a speedup of zero."""
+    speedups = [row["speedup"] or 0.0 for row in rows]
+    overall = geometric_mean(speedups) if min(speedups) > 0 else 0.0
+    published = geometric_mean(row["baseline_s"] / row["table_s"] for row in rows)
+    return (
+        f"{overall:.2f}× faster than the paper's baseline (up to {max(speedups):.1f}×), "
+        f"the published method {published:.2f}×"
+    )
+
+
+def measured(rows: Rows) -> str:
+    """How often a measurement is as true as it should be, and its time against PowerTrain's."""
+    usable = [row for row in rows if row["status"] == "ok"]
+    shares = [
+        mean(abs(row[key]) <= limit for row in usable) for key, limit in (("step_error", 0.01), ("power_error", 0.015))
+    ]
+    cost = median(row["cost_s"] / row["powertrain_s"] for row in usable)
+    return (
+        f"within 1% (time) and 1.5% (power) in {math.floor(100 * min(shares))}% of cases, "
+        f"in {cost:.2f} of PowerTrain's time"
+    )
+
+
+def explained(rows: Rows) -> str:
+    """Errors that twelve constants leave."""
+    time_pct, power_pct = (_range([row[key] for row in rows], ".1f") for key in ("time_mape", "power_mape"))
+    return f"{time_pct}% time, {power_pct}% power on {len(rows)} real tables, {rows[0]['constants']} constants each"
+
+
+def held(*records: Rows) -> str:
+    """Time against an oracle's, and what was drawn above the budget."""
+    rows = [row for record in records for row in record]
+    ratios = [row["time_over_oracle"] for row in rows]
+    return (
+        f"{_range(ratios, '.2f')}× the time of an oracle that knows everything (median {median(ratios):.2f}), at most "
+        f"{max(row['energy_over_pct'] for row in rows):.2f}% of the energy above the budget, at most "
+        f"{max(row['time_over_pct'] for row in rows):.1f}% of the time more than 2% above it, {len(rows)} runs"
+    )
+
+
+def tuned(rows: Rows) -> str:
+    """Times faster at the two tightest budgets."""
+    tight_w = sorted({row["budget_w"] for row in rows})[:2]
+    tight = [row for row in rows if row["budget_w"] in tight_w]
+    baseline, published = (
+        _range([row[f"faster_than_{name}"] for row in tight], ".1f") for name in ("baseline", "published")
+    )
+    return (
+        f"{baseline}× faster than the paper's baseline with its settings given for free, {published}× than the "
+        "published method, which measures a table first"
+    )
+
+
+def held_on_gpu(*records: Rows) -> str:
+    """Mean and worst window against the budget."""
+    rows = [row for record in records for row in record if row["method"] == "underwatt"]
+    below = _range([-row["mean_over_pct"] for row in rows], ".1f")
+    worst = max(row["worst_5s_over_pct"] for row in rows)
+    return f"mean {below}% below the budget; worst window of 5 s {worst:.2f}% above"
+
+
+LINES = (
+    Line(
+        "time and power of 4,300 unmeasured modes from 10 measured ones, MobileNetV3 on AGX Orin with ResNet-18 as "
+        "reference",
+        "predict",
+        ("predict",),
+        predicted("underwatt", " (PowerTrain, published, from 50: 15.1% / 5.6%)"),
+    ),
+    Line("the same without any reference", "predict", ("predict",), predicted("underwatt-noref")),
+    Line("fastest mode within a budget, measuring as you go", "select", ("select",), selected),
+    Line(
+        "batch size and power limit together, Zeus' V100 and A40 traces",
+        "joint",
+        ("joint_v100", "joint_a40"),
+        joined,
+    ),
+    Line(
+        "the paper's scenarios, four networks on *simulated* Nano and TX2 NX, convergence from real trainings",
+        "edge",
+        ("edge",),
+        edged,
+    ),
+    Line("a measurement, on *simulated* boards where the truth is known", "measure", ("measure",), measured),
+    Line("the physics of the boards, fitted to whole tables", "physics", ("physics",), explained),
+    Line(
+        "a budget that changes, with heat and another process, on *simulated* boards, search included",
+        "hold",
+        ("hold_0", "hold_10", "hold_20"),
+        held,
+    ),
+    Line("`tune` with an empty store on a *simulated* Nano at tight budgets", "tune", ("tune",), tuned),
+    Line(
+        "250, 350 and 450 W on a real H200 by batch size and pauses alone, nothing set, two networks",
+        "hold_gpu",
+        ("hold_h200", "hold_h200_again"),
+        held_on_gpu,
+    ),
+)
+
+
+def _and(words: Iterable[str]) -> str:
+    return " and ".join(words)
+
+
+def _range(values: Sequence[float], form: str) -> str:
+    return "–".join(dict.fromkeys((format(min(values), form), format(max(values), form))))
+
+
+def table(results: Path) -> str:
+    """README's table, and a comment for each line that has no record."""
+    lines = ["| what | figure | printed by | commit |", "|---|---|---|---|"]
+    missing = []
+    for line in LINES:
+        absent = [name for name in line.records if not (results / f"{name}.json").exists()]
+        if absent:
+            missing.append(f"<!-- no line for {line.script}.py ({line.what}): no record {', '.join(absent)} -->")
+            continue
+        records = [json.loads((results / f"{name}.json").read_text(encoding="utf-8")) for name in line.records]
+        commits = (record.get("commit") or OLDER[name] for name, record in zip(line.records, records, strict=True))
+        figure = line.figure(*(record["rows"] for record in records))
+        lines.append(
+            f"| {line.what} | {figure} | `benchmarks/{line.script}.py` | {', '.join(dict.fromkeys(commits))} |"
+        )
+    return "\n".join([*lines, *(["", *missing] if missing else [])])
+
+
+def filled(text: str, results: Path) -> str:
+    """README with its table made again."""
+    head, begin, rest = text.partition(BEGIN)
+    _, end, tail = rest.partition(END)
+    if not (begin and end):
+        raise SystemExit(f"README has no {BEGIN} … {END} to write between.")
+    return f"{head}{BEGIN}\n\n{table(results)}\n\n{END}{tail}"
+
+
+def make(data: str, names: Sequence[str]) -> None:
+    """Run the benchmarks that keep these records."""
+    if unknown := sorted(set(names) - set(COMMANDS)):
+        raise SystemExit(f"no record {', '.join(unknown)}: choose from {', '.join(COMMANDS)}")
+    for name in names or COMMANDS:
+        script, *words = shlex.split(COMMANDS[name].format(data=shlex.quote(data)))
+        print(f"{name}: {script} {' '.join(words)}", flush=True)
+        subprocess.run([sys.executable, str(FOLDER / script), *words], check=True)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--check", action="store_true", help="fail where README is not up to date, and change nothing")
+    parser.add_argument("--make", nargs="+", metavar=("DATA", "NAME"), help="make these records again first")
+    parser.add_argument("--readme", type=Path, default=README, help=argparse.SUPPRESS)
+    parser.add_argument("--results", type=Path, default=RESULTS, help=argparse.SUPPRESS)
+    options = parser.parse_args(arguments)
+    if options.make:
+        make(options.make[0], options.make[1:])
+    text = options.readme.read_text(encoding="utf-8")
+    wanted = filled(text, options.results)
+    if options.check:
+        if text != wanted:
+            print(
+                "README's results are not those of benchmarks/results: run benchmarks/write_results.py", file=sys.stderr
+            )
+        return int(text != wanted)
+    options.readme.write_text(wanted, encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
