@@ -10,7 +10,7 @@ import pytest
 import torch
 from run_world import NET, SIZES, Hurt, Numbers, found_mode, log_of, train, tuned, virtual
 
-from underwatt.control.options import ControlOptions
+from underwatt.control.state import ControlOptions
 from underwatt.errors import InputError
 from underwatt.runlog.inbox import running_runs
 from underwatt.store.store import Store

@@ -16,7 +16,7 @@ import pytest
 import torch
 from run_world import HUGE, NET, Hurt, Numbers, found_mode, log_of, notes, train, tuned, virtual
 
-from underwatt.control.options import ControlOptions
+from underwatt.control.state import ControlOptions
 from underwatt.device.session import restore_all
 from underwatt.drivers.virtual.board import VirtualBoard
 from underwatt.drivers.virtual.boards import BOARDS

@@ -18,7 +18,7 @@ from rich.console import Console
 from test_cli_devices import run
 
 from underwatt.cli.run import Display
-from underwatt.control.options import State
+from underwatt.control.state import Phase
 from underwatt.drivers.virtual.board import VirtualBoard
 from underwatt.drivers.virtual.boards import BOARDS
 from underwatt.drivers.virtual.sysfs import SysfsBoard
@@ -394,7 +394,7 @@ class Watched:
     def __init__(self, power_w: float = 3.5, budget_w: float = 3.0, left_s: float = 125.0) -> None:
         self.power_w, self.time_left_s = power_w, left_s
         self.controller = self
-        self.state, self.budget_w = State.HOLDING, budget_w
+        self.phase, self.budget_w = Phase.HOLDING, budget_w
 
 
 def show(console: Console, *pilots: Watched) -> None:

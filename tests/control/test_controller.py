@@ -21,10 +21,9 @@ from run_world import (
 )
 
 from underwatt.budget import Budget, Schedule, parse_budget
-from underwatt.control.headroom import READ_MARGIN
+from underwatt.control.headroom import READ_MARGIN, LevelSearch
 from underwatt.control.live import LiveBudget
-from underwatt.control.options import State
-from underwatt.control.seeker import Seeker
+from underwatt.control.state import Phase
 from underwatt.convergence.curve import SampleTable
 from underwatt.errors import BudgetError, OutOfMemoryError
 from underwatt.events import Measured, SettingChanged
@@ -72,7 +71,7 @@ def test_known_measurements_are_used_from_the_first_step_on() -> None:
         assert len(run.said("measured")) <= 4
         assert 7.5 <= run.train(10)[0] <= 9.0 * 1.005
         run.controller.restoring()
-        assert run.controller.state is State.RESTORING
+        assert run.controller.phase is Phase.RESTORING
 
 
 def test_peak_watts_are_held_by_the_peak() -> None:
@@ -90,15 +89,15 @@ def test_peak_watts_are_held_by_the_peak() -> None:
 def test_without_a_bound_on_watts_it_is_simply_fast_and_thinks_no_more_than_with_one() -> None:
     with running(virtual(), LiveBudget(Budget(energy_j=1e9)), known=seen_before(virtual()), options=QUICK) as run:
         asked = 0
-        ask = Seeker.ask
+        ask = LevelSearch.ask
 
-        def counted(seeker: Seeker, *times_s: float) -> Any:
+        def counted(seeker: LevelSearch, *times_s: float) -> Any:
             nonlocal asked
             asked += 1
             return ask(seeker, *times_s)
 
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(Seeker, "ask", counted)
+            patch.setattr(LevelSearch, "ask", counted)
             run.train(20, until=lambda: asked > 15)
         assert run.controller.setting is not None
         assert (run.controller.setting.mode.gpu_mhz or 0) >= 0.8 * run.device.space.highest.gpu_mhz
@@ -109,10 +108,10 @@ def test_without_a_bound_on_watts_it_is_simply_fast_and_thinks_no_more_than_with
 def test_a_partial_batch_first_does_not_keep_a_setting_from_being_measured() -> None:
     with running(virtual(), watts(9.0), options=QUICK) as run:
         run.train(3.5)
-        assert run.controller.state is State.SEARCHING
+        assert run.controller.phase is Phase.SEARCHING
         run.controller.after_step(3)  # the last batch of an epoch
-        run.train(60, until=lambda: run.controller.state is State.HOLDING)
-        assert run.controller.state is State.HOLDING
+        run.train(60, until=lambda: run.controller.phase is Phase.HOLDING)
+        assert run.controller.phase is Phase.HOLDING
 
 
 # Budgets that change

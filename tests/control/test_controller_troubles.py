@@ -18,7 +18,7 @@ from run_world import (
     watts,
 )
 
-from underwatt.control.options import ControlOptions
+from underwatt.control.state import ControlOptions
 from underwatt.device.session import Session
 from underwatt.errors import SensorError
 from underwatt.records import Status

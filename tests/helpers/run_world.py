@@ -15,7 +15,7 @@ from underwatt.adapters.tuner import Tuner, tune
 from underwatt.budget import Budget
 from underwatt.control.controller import Controller
 from underwatt.control.live import LiveBudget
-from underwatt.control.options import ControlOptions
+from underwatt.control.state import ControlOptions
 from underwatt.device.base import permitted_space
 from underwatt.device.registry import open_device
 from underwatt.device.session import Session
@@ -166,7 +166,7 @@ class Run:
         return (self.device.board.energy_j - begin_j) / took_s, samples / took_s
 
     def holds(self) -> bool:
-        return self.controller.state.value == "holding"
+        return self.controller.phase.value == "holding"
 
     def said(self, kind: str) -> list[Any]:
         return [event for event in self.events if event.kind == kind]

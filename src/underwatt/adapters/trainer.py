@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from underwatt.adapters.tuner import Tuner
     from underwatt.budget import Budget, Schedule
-    from underwatt.control.options import ControlOptions
+    from underwatt.control.state import ControlOptions
     from underwatt.device.base import Device
     from underwatt.records import Profile, WorkloadCost
 

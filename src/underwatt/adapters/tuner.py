@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
     from underwatt.budget import Schedule
-    from underwatt.control.options import ControlOptions
+    from underwatt.control.state import ControlOptions
     from underwatt.device.base import Device
     from underwatt.events import Event
     from underwatt.jobs.batches import PassBatches
@@ -332,7 +332,7 @@ class Tuner:
     @property
     def state(self) -> str:
         """What the controller is doing: searching, holding, correcting or restoring."""
-        return self._pilot.controller.state.value
+        return self._pilot.controller.phase.value
 
     @property
     def samples(self) -> int:

@@ -116,7 +116,7 @@ class Display:
         controller = pilot.controller
         power_w, budget_w = pilot.power_w, controller.budget_w
         line = Text.assemble(
-            (controller.state.value, COLOURS[controller.state.value]),
+            (controller.phase.value, COLOURS[controller.phase.value]),
             "  ",
             (
                 f"{power_w:.2f} W" if math.isfinite(power_w) else "? W",

@@ -1,50 +1,70 @@
-"""The room that a budget leaves: how many watts for a setting as it was measured, and the problem that poses."""
+"""What a budget leaves: how many watts for a setting as it was measured, which problem that poses, and its search."""
 
 from __future__ import annotations
 
 import math
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from underwatt.control.knowledge import Knowledge
 from underwatt.control.pacer import LEAST_RELIEF, can_hold
 from underwatt.errors import BudgetError
+from underwatt.events import Expected, Planned
 from underwatt.planning.ahead import look_ahead
 from underwatt.planning.problem import allows_pauses
+from underwatt.planning.search import FIRST, Search
+from underwatt.records import Measurement, Status
 
 if TYPE_CHECKING:
-    from underwatt.control.knowledge import Knowledge
-    from underwatt.control.live import LiveBudget
-    from underwatt.planning.problem import Problem
-    from underwatt.records import Setting
+    from collections.abc import Sequence
 
-# The share of the budget that is left free: small where joules are counted, more where watts are averaged.
+    from underwatt.budget import Budget
+    from underwatt.control.live import LiveBudget
+    from underwatt.control.state import ControlOptions
+    from underwatt.planning.problem import Problem
+    from underwatt.planning.search import Ask
+    from underwatt.records import Profile, Setting
+
+# The share of the budget that is left free: small where joules are counted, more where watts are averaged. Chosen with
+# benchmarks/hold.py and benchmarks/hold_gpu.py.
 COUNTED_MARGIN, READ_MARGIN = 0.003, 0.004
 # A device with clocks is taken to draw at most this share of the budget in a pause: it is the lower clocks' own idling
 # that counts, and what was read at the start was read at the clocks found.
 IDLE_SHARE, MOST_IDLE_SHARE = 0.75, 0.9
 # How far to look ahead where it is not known when the training ends, and at most.
 USUAL_VIEW_S, LONGEST_VIEW_S = 3600.0, 86_400.0
+# Without knobs there are only some batch sizes: so many of them are worth a look in any case.
+MOST_BATCH_SIZES = 8
+# Chosen with benchmarks/hold.py: while training, a setting that may not fit is hardly worth a try; and training on
+# while another setting is measured costs about so many seconds, a few at a setting that is somewhat slower.
+CAUTION_TO_FIT = 4.0
+MEASURING_COSTS_S = 0.6
+FEWEST_STEPS = 3
 
 
-class Room:
+@dataclass(frozen=True)
+class Headroom:
     """The watts in force, less margin and drift, and what may be done with them."""
 
-    def __init__(
-        self, problem: Problem, live: LiveBudget, knowledge: Knowledge, *, counts_joules: bool, can_pause: bool
-    ) -> None:
-        self._base, self._live, self._knowledge = problem, live, knowledge
-        self._margin = COUNTED_MARGIN if counts_joules else READ_MARGIN
-        self._may_pause = can_pause
-        self.has_knobs = bool(problem.candidates.knobs)
-        self.budget_w = math.nan
-        self.floor_w = 0.0  # what was seen to be drawn while nothing was done but wait
+    base: Problem  # all candidates, and what waiting drew at the clocks found
+    live: LiveBudget
+    knowledge: Knowledge
+    margin: float
+    may_pause: bool
+    budget_w: float = math.nan
+    floor_w: float = 0.0  # what was seen to be drawn while nothing was done but wait
+
+    @property
+    def has_knobs(self) -> bool:
+        """Whether there is anything to set but the batch size."""
+        return bool(self.base.candidates.knobs)
 
     @property
     def can_pause(self) -> bool:
         """Whether the budget in force can be kept by pauses; somebody may have changed what its watts mean."""
-        return self._may_pause and allows_pauses(self._live.budget)
+        return self.may_pause and allows_pauses(self.live.budget)
 
     @property
     def watches(self) -> bool:
@@ -54,31 +74,31 @@ class Room:
     @property
     def held_w(self) -> float:
         """The mean that pauses hold; inf where there are none."""
-        return self.budget_w * (1 - self._margin) if self.can_pause else math.inf
+        return self.budget_w * (1 - self.margin) if self.can_pause else math.inf
 
     @property
     def left_w(self) -> float:
         """The watts that margin and drift leave for a setting as it was measured."""
-        return self._knowledge.effective_w(self.budget_w * (1 - self._margin))
+        return self.knowledge.effective_w(self.budget_w * (1 - self.margin))
 
     @property
     def idle_w(self) -> float:
         """Power in a pause: as it was found, or less where lower clocks, which a lower budget asks for, draw less."""
-        found_w, usual_w = self._base.idle_w, IDLE_SHARE * self.budget_w
+        found_w, usual_w = self.base.idle_w, IDLE_SHARE * self.budget_w
         if found_w is not None and not self.has_knobs:
             return found_w
         if math.isinf(self.budget_w):
             return found_w or 0.0
         # Another process, or heat, draws in pauses too.
-        drifted_w = min(usual_w, found_w or usual_w) + max(0.0, self._knowledge.drift.extra_w)
+        drifted_w = min(usual_w, found_w or usual_w) + max(0.0, self.knowledge.drift.extra_w)
         return max(min(drifted_w, MOST_IDLE_SHARE * self.budget_w), self.floor_w)
 
     def problem(self) -> Problem:
         """Which setting to use."""
         if math.isinf(self.budget_w):
-            return self._base
-        budget = replace(self._live.budget, power_w=self.left_w, energy_j=None, deadline_s=None)
-        return replace(self._base, budget=budget, idle_w=self.idle_w if self.can_pause else None)
+            return self.base
+        budget = replace(self.live.budget, power_w=self.left_w, energy_j=None, deadline_s=None)
+        return replace(self.base, budget=budget, idle_w=self.idle_w if self.can_pause else None)
 
     def search_problem(self) -> Problem:
         """What to look for: where clocks can be set, settings that fit as they are, for pauses would blur the reading.
@@ -90,23 +110,23 @@ class Room:
 
     def can_wait(self, watts: float) -> bool:
         """Whether waiting draws less; where there are clocks to lower, that is not known before it is tried."""
-        idle_w = self._base.idle_w
+        idle_w = self.base.idle_w
         return idle_w is None or self.has_knobs or not self.can_pause or can_hold(watts, idle_w)
 
     def check(self, watts: float) -> None:
         """Raise ``BudgetError`` where waiting alone draws more, and there is no clock to lower."""
         if not self.can_wait(watts):
-            assert self._base.idle_w is not None
-            least_w = math.ceil(10 * self._base.idle_w / (1 - LEAST_RELIEF)) / 10
+            assert self.base.idle_w is not None
+            least_w = math.ceil(10 * self.base.idle_w / (1 - LEAST_RELIEF)) / 10
             raise BudgetError(
-                f"{watts:g} W is less than the device draws while it waits ({self._base.idle_w:.2f} W), or as much.",
+                f"{watts:g} W is less than the device draws while it waits ({self.base.idle_w:.2f} W), or as much.",
                 hint=f"The smallest budget that can be held is above {least_w:g} W.",
             )
 
     def time_at_level_s(self, elapsed_s: float, left_s: float, near: float) -> float:
         """How long watts like these are expected to hold, over all times that they come."""
         left_s = min(left_s, LONGEST_VIEW_S) if math.isfinite(left_s) else USUAL_VIEW_S
-        schedule = self._live.schedule
+        schedule = self.live.schedule
         if schedule is None:
             return left_s
         pieces = schedule.pieces(elapsed_s, elapsed_s + left_s)
@@ -119,19 +139,16 @@ class Room:
         Looks ahead over the schedule, so that a sunny hour to come is reckoned with. ``None`` where joules are not
         bounded, or nothing is known of how far the training has to go.
         """
-        limit_j, schedule = self._live.budget.energy_j, self._live.schedule
-        known = self._knowledge.measurements()
-        if limit_j is None or schedule is None or not known or not np.any(self._base.log_samples):
+        limit_j, schedule = self.live.budget.energy_j, self.live.schedule
+        known = self.knowledge.measurements()
+        if limit_j is None or schedule is None or not known or not np.any(self.base.log_samples):
             return None
-        drift = self._knowledge.drift
-        log_steps = dict(zip(self._base.candidates.batch_size.tolist(), self._base.log_steps.tolist(), strict=True))
-        time_s = [m.step_s * drift.slow_factor * math.exp(log_steps[m.setting.batch_size]) for m in known]
-        power_w = [m.power_w + drift.extra_w for m in known]
-        drawn_w = [(self._live.budget.drawn_w(m) + drift.extra_w) / (1 - self._margin) for m in known]
+        drift = self.knowledge.drift
+        log_steps = dict(zip(self.base.candidates.batch_size.tolist(), self.base.log_steps.tolist(), strict=True))
         course = look_ahead(
-            time_s,
-            drawn_w,
-            power_w,
+            [m.step_s * drift.slow_factor * math.exp(log_steps[m.setting.batch_size]) for m in known],
+            [(self.live.budget.drawn_w(m) + drift.extra_w) / (1 - self.margin) for m in known],
+            [m.power_w + drift.extra_w for m in known],
             schedule,
             share=share_left,
             begin_s=elapsed_s,
@@ -140,3 +157,110 @@ class Room:
         )
         row = next((row for _, _, row in course.pieces if row is not None), None)
         return None if row is None else known[row].setting
+
+    def expected_s(self, setting: Setting | None) -> float:
+        """What a whole training takes at a setting, as the device is now; inf while that is not known."""
+        known = self.knowledge.of(setting) if setting else None
+        if known is None:
+            return math.inf
+        row = int(np.argmax(self.base.candidates.batch_size == known.setting.batch_size))
+        return float(known.step_s * self.knowledge.drift.slow_factor * np.exp(self.base.log_steps[row]))
+
+    def is_ruled_out(self, so_far: Measurement | None, options: ControlOptions) -> bool:
+        """Whether a setting under measurement is out already: it draws too much, or is clearly too slow."""
+        if so_far is None or so_far.power_w_ci95 > 2 * options.rough * so_far.power_w:
+            return False
+        seen = self.knowledge.drift.seen_from(so_far)
+        if self.has_knobs and seen.power_w - seen.power_w_ci95 > self.left_w:
+            return True
+        if so_far.steps < FEWEST_STEPS or so_far.step_s_ci95 > options.rough * so_far.step_s:
+            return False
+        problem = self.problem()
+        best, trial = self.knowledge.best(problem), Knowledge(problem, [seen]).best(problem)
+        return bool(best and best.fits and trial and trial.time_s > options.hopeless * best.time_s)
+
+    def why_nothing_fits(self, budget: Budget) -> BudgetError | None:
+        """Why nothing that was measured keeps the budget; ``None`` where something does, or nothing was measured."""
+        knowledge, problem = self.knowledge, self.problem()
+        best = knowledge.best(problem)
+        if best is None or best.fits:
+            return None
+        if math.isinf(self.budget_w):
+            found = [knowledge.outcome(m.setting, problem) for m in knowledge.measurements()]
+            time_s, energy_j = min(o.time_s for o in found if o), min(o.energy_j for o in found if o)
+            return BudgetError(
+                f"No setting reaches the target within {budget}: the soonest takes {time_s:.4g} s, the thriftiest "
+                f"{energy_j / 3600:.4g} Wh.",
+                hint="Raise the energy or the time of the budget, or choose an easier target.",
+            )
+        least_w = min(budget.drawn_w(m) for m in knowledge.measurements()) + knowledge.drift.extra_w
+        return BudgetError(
+            f"No setting keeps {self.budget_w:g} W: the least that was measured is {least_w:.2f} W.",
+            hint=f"Raise the budget to {math.ceil(10 * least_w * 1.02) / 10:g} W, or offer smaller batch sizes.",
+        )
+
+    def planned(self, setting: Setting) -> Planned | None:
+        """The chosen setting, what it is expected to take, and why; ``None`` where it was not measured."""
+        chosen = self.knowledge.outcome(setting, self.problem())
+        if chosen is None:
+            return None
+        power_w = min(chosen.measurement.power_w + self.knowledge.drift.extra_w, self.held_w)
+        bound = "no bound on watts" if math.isinf(self.budget_w) else f"{self.budget_w:g} W"
+        count = len(self.knowledge.measurements())
+        return Planned(
+            chosen=setting,
+            expected=Expected(chosen.time_s, power_w, chosen.time_s * power_w),
+            reason=f"It is the best of {count} settings that were measured, under {bound}.",
+        )
+
+
+class LevelSearch:
+    """Searches anew for each level of the budget, with all that is known, and remembers for which it has."""
+
+    def __init__(
+        self,
+        room: Headroom,
+        options: ControlOptions,
+        known: Sequence[Measurement] = (),
+        references: Sequence[Profile] = (),
+    ) -> None:
+        problem = room.base
+        first = FIRST if problem.candidates.knobs else min(len(problem), MOST_BATCH_SIZES)
+        self._search = Search(problem, references=references, known=known, first=first, caution=CAUTION_TO_FIT)
+        self._knowledge, self._options = room.knowledge, options
+        self._level_w = math.nan
+        self._done_w: list[float] = []
+
+    def is_done(self, room: Headroom) -> bool:
+        """Whether there was a search for about as many watts already."""
+        return any(math.isclose(room.left_w, done_w, rel_tol=self._options.same_level) for done_w in self._done_w)
+
+    @property
+    def has_ended_once(self) -> bool:
+        """Whether there was a search, for whatever watts, that came to its end."""
+        return bool(self._done_w)
+
+    def ask(self, room: Headroom, elapsed_s: float, time_left_s: float) -> Ask | None:
+        """The setting to measure next; ``None`` where that is worth nothing."""
+        level_w = room.left_w
+        if not math.isclose(level_w, self._level_w, rel_tol=1e-3):
+            time_s = room.time_at_level_s(elapsed_s, time_left_s, self._options.same_level)
+            self._search = self._search.under(
+                room.search_problem(),
+                most=self._options.most_a_level,
+                least_gain=max(self._options.least_gain, MEASURING_COSTS_S / time_s),
+            )
+            self._level_w = level_w
+        ask = self._search.ask()
+        while ask is not None and not self._knowledge.usable(ask.setting):
+            self._search.tell(Measurement(ask.setting, status=Status.FAILED))
+            ask = self._search.ask()
+        return ask
+
+    def ends(self, room: Headroom) -> None:
+        """The search for the watts in force is over."""
+        self._done_w.append(room.left_w)
+
+    def tell(self, measurement: Measurement) -> None:
+        """Take in a measurement, as it would be without drift."""
+        self._search.tell(measurement)

@@ -120,10 +120,6 @@ class Knowledge:
         known = self._known[setting]
         self._known[setting] = replace(known, peak_w=max(known.peak_w, peak_w - self.drift.extra_w))
 
-    def lowest(self) -> Setting | None:
-        """The setting that draws least."""
-        return min(self.measurements(), key=lambda m: m.power_w).setting if self.measurements() else None
-
     def refuse(self, mode: PowerMode) -> None:
         """The device did not take this mode: it is not offered again."""
         self._refused.add(mode)

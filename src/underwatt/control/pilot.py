@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from underwatt import __version__
 from underwatt.control.controller import Controller
-from underwatt.control.options import Quiet
+from underwatt.control.state import FastPath
 from underwatt.device.base import SimulatesLoad, permitted_space
 from underwatt.device.session import Session
 from underwatt.errors import BudgetError, InputError, OutOfMemoryError, SensorError
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
     from underwatt.control.live import LiveBudget
-    from underwatt.control.options import ControlOptions
+    from underwatt.control.state import ControlOptions
     from underwatt.device.base import Device
     from underwatt.events import Event
     from underwatt.planning.problem import SamplesToTarget
@@ -87,7 +87,7 @@ class Pilot:
         self._session = Session(device)
         self._meter = Meter(device)
         self._now_s, self._keep_beat = device.clock.now_s, self._meter.keep_beat
-        self._quiet = Quiet()
+        self._fast = FastPath()
         self._controller: Controller | None = None
         self._stack = contextlib.ExitStack()
         self._share_of_sample: dict[int, float] = {}
@@ -152,7 +152,7 @@ class Pilot:
             waiting=self._say_progress_if_late,
         )
         controller.energy_before_j = self._energy_j
-        self._quiet = controller.quiet
+        self._fast = controller.fast_path
         return controller
 
     def __exit__(self, *error: Any) -> None:
@@ -189,18 +189,18 @@ class Pilot:
     @property
     def steps(self) -> int:
         """Steps trained so far."""
-        return self._steps + self._quiet.steps
+        return self._steps + self._fast.steps
 
     @property
     def samples(self) -> int:
         """Samples trained on so far."""
-        return self._samples + self._quiet.steps * self._quiet.batch_size
+        return self._samples + self._fast.steps * self._fast.batch_size
 
     @property
     def share(self) -> float:
         """Of the way to the target, as far as convergence tells."""
-        quiet = self._quiet
-        return self._share + quiet.steps * quiet.batch_size * self._share_of_sample.get(quiet.batch_size, 0.0)
+        fast = self._fast
+        return self._share + fast.steps * fast.batch_size * self._share_of_sample.get(fast.batch_size, 0.0)
 
     @property
     def batch_size(self) -> int:
@@ -250,7 +250,7 @@ class Pilot:
 
     def begins_anew(self) -> None:
         """What was trained so far does not count."""
-        self._quiet.steps = self._steps = self._samples = 0
+        self._fast.steps = self._steps = self._samples = 0
         self._share = 0.0
 
     def simulate(self, batch_size: int) -> None:
@@ -263,11 +263,11 @@ class Pilot:
 
     def stepped(self, batch_size: int, loss: Any = None) -> None:
         """A step of this batch size has ended; waits where the budget asks for it."""
-        quiet, now_s = self._quiet, self._now_s()
+        fast, now_s = self._fast, self._now_s()
         self._keep_beat(now_s)
         self._loss = loss
-        if now_s < quiet.until_s and now_s < quiet.calm_until_s and batch_size == quiet.batch_size:
-            quiet.steps += 1
+        if now_s < fast.until_s and now_s < fast.calm_until_s and batch_size == fast.batch_size:
+            fast.steps += 1
             return
         self._count(batch_size, 1)
         self._look(batch_size)
@@ -279,8 +279,8 @@ class Pilot:
         self._look(batch_size)
 
     def _count(self, batch_size: int, steps: int) -> None:
-        """Count steps, and the quiet ones before them."""
-        for size, count in ((self._quiet.batch_size, self._quiet.steps), (batch_size, steps)):
+        """Count steps, and those of the fast path before them."""
+        for size, count in ((self._fast.batch_size, self._fast.steps), (batch_size, steps)):
             self._steps += count
             self._samples += count * size
             self._share += count * size * self._share_of_sample.get(size, 0.0)
@@ -351,7 +351,7 @@ class Pilot:
     # Telling
 
     def _hear(self, sample: PowerSample) -> None:
-        self._quiet.heard(sample.at_s, sample.power_w, self._live.has_news())
+        self._fast.heard(sample.at_s, sample.power_w, self._live.has_news())
 
     def _log_reading(self, sample: PowerSample) -> None:
         assert self._log is not None
@@ -422,7 +422,7 @@ class Pilot:
                 steps=self.steps,
                 samples=self.samples,
                 batch_size=self.batch_size,
-                state=controller.state.value,
+                state=controller.phase.value,
                 loss=_number(self._loss),
                 step_s=float(times.mean()) if len(times) else math.nan,
                 power_w=self.power_w,

@@ -6,8 +6,8 @@ import contextlib
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from underwatt.control.options import State
 from underwatt.control.pilot import Pilot
+from underwatt.control.state import Phase
 from underwatt.device.base import SimulatesLoad
 from underwatt.errors import InputError, OutOfMemoryError, StepError
 from underwatt.events import Noted
@@ -242,6 +242,6 @@ class _Command:
 
     def _is_searching(self) -> bool:
         now_s = self._pilot.elapsed_s
-        if self._pilot.controller.state is State.SEARCHING:
+        if self._pilot.controller.phase is Phase.SEARCHING:
             self._searched_s = now_s
         return now_s < self._searched_s + SEARCHED_S

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from run_world import SIZES, virtual
 
 from underwatt.budget import Budget
-from underwatt.control.headroom import MOST_IDLE_SHARE, Room
+from underwatt.control.headroom import MOST_IDLE_SHARE, READ_MARGIN, Headroom
 from underwatt.control.knowledge import Drift, Knowledge
 from underwatt.control.live import LiveBudget
 from underwatt.errors import BudgetError
@@ -15,14 +17,15 @@ from underwatt.predict.base import SettingArray
 from underwatt.records import Measurement
 
 
-def made(*, knobs: bool = True, idle_w: float | None = 3.0, power_w: float = 8.0) -> tuple[Room, LiveBudget, Knowledge]:
+def made(
+    *, knobs: bool = True, idle_w: float | None = 3.0, power_w: float = 8.0
+) -> tuple[Headroom, LiveBudget, Knowledge]:
     space = virtual().space if knobs else virtual().space.only(())
     candidates = SettingArray.product(tuple(knob.name for knob in space.knobs), space.matrix(), SIZES)
     live = LiveBudget(Budget(power_w=power_w))
     problem = Problem.of(candidates, live.budget, idle_w=idle_w)
     knowledge = Knowledge(problem)
-    room = Room(problem, live, knowledge, counts_joules=False, can_pause=True)
-    room.budget_w = power_w
+    room = Headroom(problem, live, knowledge, READ_MARGIN, may_pause=True, budget_w=power_w)
     return room, live, knowledge
 
 
@@ -39,8 +42,7 @@ def test_what_another_process_draws_it_draws_in_pauses_too() -> None:
 
 def test_what_was_seen_while_waiting_counts_in_full() -> None:
     room, _, _ = made()
-    room.floor_w = 9.0
-    assert room.idle_w == 9.0
+    assert replace(room, floor_w=9.0).idle_w == 9.0
 
 
 def test_without_clocks_waiting_draws_what_it_was_found_to_draw() -> None:
@@ -71,4 +73,3 @@ def test_a_peak_that_was_seen_is_remembered_without_drift() -> None:
     known = knowledge.of(setting)
     assert known is not None
     assert known.peak_w == pytest.approx(6.5)
-    assert knowledge.lowest() == setting
