@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from underwatt.budget import Budget, Schedule, Watts, parse_budget, parse_watts
 from underwatt.errors import InputError
-from underwatt.records import Measurement, PowerMode, Setting, Status, to_json
+from underwatt.records import Measurement, PowerMode, Setting, Status, from_json, to_json
 
 OFFICE = "08:00-18:00=15W,else=7W"
 SETTING = Setting(PowerMode(gpu_mhz=600.0), 8)
@@ -169,7 +169,8 @@ def test_other_watts_keep_their_meaning_unless_they_say_it() -> None:
 def test_a_plan_file_says_nothing_of_schedules() -> None:
     plain = to_json(parse_budget("10W peak"))
     assert plain == {"power_w": 10.0, "watts": "peak", "window_s": None, "energy_j": None, "deadline_s": None}
-    assert to_json(parse_budget(OFFICE))["schedule"]["levels_w"] == [15.0, 7.0]
+    scheduled = parse_budget(OFFICE, "2h")
+    assert from_json(Budget, to_json(scheduled)) == scheduled
 
 
 def test_says_itself() -> None:

@@ -467,10 +467,7 @@ def _time_of_day(text: str) -> float:
 
 
 def _float(text: str) -> float:
-    try:
-        return float(text)
-    except ValueError:
-        return math.nan
+    return float(text) if _NUMBER.fullmatch(text.strip()) else math.nan
 
 
 def _clock(at_s: float) -> str:
