@@ -163,7 +163,7 @@ def one(board: str, kind: str, seed: int, world: World, record: dict[str, Any], 
 
             timer = device.clock.every(TICK_S, tick)
             problem = Problem.of(world.settings, budget, curve, idle_w=idle_w)
-            live = LiveBudget(budget, schedule)
+            live = LiveBudget(Budget(schedule=schedule))
             events: list[str] = []
 
             def tell(event: Event) -> None:

@@ -57,7 +57,7 @@ def train(name: str, method: str, budgets_w: list[float]) -> list[dict[str, Any]
     level_s = JUDGED_S[method] + SETTLES_S
     search_s = SEARCH_S if method == "underwatt" else 0.0
     begins_s = [0.0] + [search_s + level_s * (at + 1) for at in range(len(budgets_w) - 1)]
-    live = LiveBudget(Budget(power_w=budgets_w[0]), Schedule.of(zip(begins_s, budgets_w, strict=True)))
+    live = LiveBudget(Budget(schedule=Schedule.of(zip(begins_s, budgets_w, strict=True))))
     beats: list[tuple[float, int, float]] = []
     events: list[str] = []
 

@@ -1,15 +1,17 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from underwatt.budget import Budget, Watts, parse_budget
+from underwatt.budget import Budget, Schedule, Watts, parse_budget, parse_watts
 from underwatt.errors import InputError
-from underwatt.records import Measurement, PowerMode, Setting, Status
+from underwatt.records import Measurement, PowerMode, Setting, Status, from_json, to_json
 
+OFFICE = "08:00-18:00=15W,else=7W"
 SETTING = Setting(PowerMode(gpu_mhz=600.0), 8)
 
 
@@ -38,7 +40,9 @@ def test_reads_what_people_write(text: str, budget: Budget) -> None:
 
 
 def test_several_bounds_together() -> None:
-    assert parse_budget("10W", "50Wh", "2h") == Budget(power_w=10.0, energy_j=180_000.0, deadline_s=7200.0)
+    all_three = Budget(power_w=10.0, energy_j=180_000.0, deadline_s=7200.0)
+    assert parse_budget("10W", "50Wh", "2h") == parse_budget("10W, 50Wh,2h") == all_three
+    assert parse_budget(f"{OFFICE}, 50Wh") == parse_budget(OFFICE, "50Wh")
 
 
 @pytest.mark.parametrize(
@@ -55,6 +59,10 @@ def test_nonsense_is_refused_with_the_text_in_the_message(text: str) -> None:
 def test_a_bound_given_twice_is_refused() -> None:
     with pytest.raises(InputError, match="power twice"):
         parse_budget("10W", "12W")
+    with pytest.raises(InputError, match="power twice"):
+        parse_budget("10W", OFFICE)
+    with pytest.raises(InputError, match="deadline twice"):
+        parse_budget("10W, 2h, 3h")
     with pytest.raises(InputError, match="empty"):
         parse_budget()
 
@@ -66,9 +74,8 @@ def test_any_text_is_a_budget_or_an_input_error(text: str) -> None:
     except InputError:
         return
     bounds = [bound for bound in (budget.power_w, budget.energy_j, budget.deadline_s) if bound is not None]
-    assert len(bounds) == 1
-    assert math.isfinite(bounds[0])
-    assert bounds[0] > 0
+    assert bounds
+    assert all(0 < bound < math.inf for bound in bounds)
 
 
 @given(st.floats(1e-3, 1e6), st.sampled_from(["W", "kW", "mW"]), st.sampled_from(["", " "]))
@@ -100,6 +107,72 @@ def test_a_peak_that_was_not_recorded_is_an_error_and_not_a_zero() -> None:
         parse_budget("10W peak").allows(Measurement(SETTING, step_s=0.1, power_w=9.0))
 
 
+AMOUNTS = st.none() | st.floats(1e-6, 1e12) | st.integers(1, 10**6).map(float)
+
+
+@st.composite
+def budgets(draw: st.DrawFn) -> Budget:
+    bounds = {name: draw(AMOUNTS) for name in ("power_w", "energy_j", "deadline_s")}
+    bounds["power_w"] = bounds["power_w"] or (None if bounds["energy_j"] or bounds["deadline_s"] else 10.0)
+    watts = draw(st.sampled_from(Watts)) if bounds["power_w"] else Watts.MEAN
+    window_s = draw(AMOUNTS) if bounds["power_w"] and watts is Watts.MEAN else None
+    return Budget(**bounds, watts=watts, window_s=window_s)
+
+
+@given(budgets())
+def test_what_it_says_reads_back_as_itself(budget: Budget) -> None:
+    assert parse_budget(str(budget)) == budget
+
+
+def test_a_budget_of_a_schedule_allows_at_most_the_highest_of_its_watts() -> None:
+    budget = parse_budget(OFFICE, "2h")
+    assert budget.schedule is not None
+    assert budget.power_w == 15.0
+    assert budget.constant() == Budget(power_w=15.0, deadline_s=7200.0)
+    assert budget.constant(9.0) == Budget(power_w=9.0, deadline_s=7200.0)
+    assert replace(budget, deadline_s=None) == parse_budget(OFFICE)
+    with pytest.raises(InputError, match="Both power and a schedule"):
+        replace(budget, power_w=7.0)
+    with pytest.raises(InputError, match="is a schedule, and a plan is for one budget"):
+        budget.for_plan()
+    peak = replace(budget, watts=Watts.PEAK, deadline_s=None)
+    assert str(peak) == "08:00-18:00=15W,18:00-08:00=7W peak"
+
+
+def test_a_schedule_that_never_changes_is_a_constant_budget() -> None:
+    assert Budget(schedule=Schedule.constant(15.0)) == parse_budget("else=15W") == Budget(power_w=15.0)
+    assert Budget(power_w=15.0).course == Schedule.constant(15.0)
+    assert Budget(energy_j=1.0).course is None
+    assert Budget(power_w=15.0).for_plan() == Budget(power_w=15.0)
+
+
+def test_whatever_says_a_budget() -> None:
+    budget = parse_budget(OFFICE)
+    assert budget.schedule is not None
+    assert Budget.of(budget) == Budget.of(OFFICE) == Budget.of(budget.schedule) == budget
+    assert Budget.of(10) == Budget.of("10W") == Budget(power_w=10.0)
+
+
+def test_other_watts_keep_their_meaning_unless_they_say_it() -> None:
+    budget = parse_budget("10W mean over 60s", "2h")
+    assert replace(budget, **parse_watts("7W")) == parse_budget("7W mean over 60s", "2h")
+    assert replace(budget, **parse_watts("7W mean")) == parse_budget("7W", "2h")
+    scheduled = replace(budget, **parse_watts(OFFICE))
+    assert scheduled == Budget(schedule=parse_budget(OFFICE).schedule, window_s=60.0, deadline_s=7200.0)
+    assert replace(scheduled, **parse_watts("7W peak")) == parse_budget("7W peak", "2h")
+    with pytest.raises(InputError, match="bounds no power"):
+        parse_watts("3h")
+    with pytest.raises(InputError, match="bounds more than power"):
+        parse_watts("7W, 3h")
+
+
+def test_a_plan_file_says_nothing_of_schedules() -> None:
+    plain = to_json(parse_budget("10W peak"))
+    assert plain == {"power_w": 10.0, "watts": "peak", "window_s": None, "energy_j": None, "deadline_s": None}
+    scheduled = parse_budget(OFFICE, "2h")
+    assert from_json(Budget, to_json(scheduled)) == scheduled
+
+
 def test_says_itself() -> None:
     assert str(parse_budget("10W peak", "2h")) == "10 W peak, 2 h"
     assert str(parse_budget("10W mean over 60s", "50Wh")) == "10 W mean over 60 s, 50 Wh"
@@ -116,7 +189,10 @@ def test_says_itself() -> None:
         ("0.5Wh", "1800 J"),
         ("1Wh", "1 Wh"),
         ("2kWh", "2 kWh"),
-        ("3MJ", "833.3 Wh"),
+        ("3MJ", "3 MJ"),
+        ("12345J", "12345 J"),
+        ("100s", "100 s"),
+        ("0.1234567Wh", "444.44412 J"),
         ("0.001J", "0.001 J"),
     ],
 )

@@ -1,15 +1,19 @@
-"""What may be spent: watts, and where asked for joules and time; read from text such as ``10W``, ``50Wh`` or ``2h``."""
+"""What may be spent: watts, constant or by a schedule, and where asked for joules and time.
+
+``Budget`` holds it; ``parse_budget`` reads it from text: ``10W peak``, ``50Wh``, ``08:00-18:00=15W,else=7W``.
+A new kind of bound is a field of ``Budget`` and a row of ``_KINDS``; what a setting takes of it, planning says.
+"""
 
 from __future__ import annotations
 
 import math
 import re
 from bisect import bisect_right
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from underwatt.errors import InputError
 from underwatt.tables import read_rows
@@ -18,24 +22,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from underwatt.records import Measurement
-    from underwatt.tables import Rows
 
 
-_POWER = {"mW": 1e-3, "W": 1.0, "kW": 1e3}
-_ENERGY = {"J": 1.0, "kJ": 1e3, "MJ": 1e6, "Wh": 3600.0, "kWh": 3.6e6}
-_TIME = {"s": 1.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
-_BOUNDS = {
-    unit: (name, factor)
-    for name, factors in (("power_w", _POWER), ("energy_j", _ENERGY), ("deadline_s", _TIME))
-    for unit, factor in factors.items()
-}
-_SPELLED = {"watt": "W", "watts": "W"}
-# Case matters only where milli and mega would be mixed up: 10w is 10 W, but 10mj is nothing.
-_ANY_CASE = {unit.lower(): bound for unit, bound in _BOUNDS.items() if unit not in ("mW", "MJ")}
-_UNITS = f"{', '.join(_POWER)} for power, {', '.join(_ENERGY)} for energy, {', '.join(_TIME)} for a deadline"
-_NUMBER = re.compile(r"([+-]?(?:\d+(?:\.\d*)?|\.\d+)(?:e[+-]?\d+)?)", re.IGNORECASE)
-_QUANTITY = re.compile(rf"{_NUMBER.pattern}\s*([a-zµ]+)", re.IGNORECASE)
-_MEANING = re.compile(r"(peak|mean)(?:\s+over\s+(.+))?", re.IGNORECASE)
+# What a budget is.
 
 
 class Watts(str, Enum):
@@ -49,7 +38,8 @@ class Watts(str, Enum):
 class Budget:
     """Bounds that a setting must keep; ``None`` is no bound, and there is at least one.
 
-    ``window_s`` says over how long watts are averaged; without it, over the whole training.
+    ``window_s`` says over how long watts are averaged; without it, over the whole training. Watts that change have a
+    ``schedule``, and ``power_w`` is then the most that it ever allows.
     """
 
     power_w: float | None = None
@@ -57,16 +47,50 @@ class Budget:
     window_s: float | None = None
     energy_j: float | None = None
     deadline_s: float | None = None
+    schedule: Schedule | None = field(default=None, metadata={"omit_none": True})
 
     def __post_init__(self) -> None:
-        bounds = {"power": self.power_w, "energy": self.energy_j, "deadline": self.deadline_s}
+        if self.schedule is not None:
+            if self.power_w not in (None, self.schedule.highest_w):
+                raise InputError("Both power and a schedule say the watts of a budget.", hint="Give one of the two.")
+            object.__setattr__(self, "power_w", self.schedule.highest_w)
+            if len(self.schedule.levels_w) == 1:  # so that constant watts are equal, however they were given
+                object.__setattr__(self, "schedule", None)
+        bounds = {kind.called: getattr(self, kind.field) for kind in _KINDS}
         if all(value is None for value in bounds.values()):
             raise InputError("A budget must bound power, energy or time.", hint="Give one, such as 10W.")
         for name, value in {**bounds, "window": self.window_s}.items():
-            if value is not None and not (math.isfinite(value) and value > 0):
+            if value is not None and not 0 < value < math.inf:
                 raise InputError(f"The {name} of a budget must be a positive number, not {value:g}.")
         if self.window_s is not None and (self.power_w is None or self.watts is Watts.PEAK):
             raise InputError("Only mean watts have a window.", hint="Write for instance 10W mean over 60s.")
+
+    @classmethod
+    def of(cls, given: str | float | Schedule | Budget) -> Budget:
+        """A budget from whatever says one: a text, watts, or a schedule."""
+        if isinstance(given, Budget):
+            return given
+        if isinstance(given, str):
+            return parse_budget(given)
+        return cls(schedule=given) if isinstance(given, Schedule) else cls(power_w=given)
+
+    def constant(self, power_w: float | None = None) -> Budget:
+        """The same budget with these watts all the time, or with the most that it ever allows."""
+        return replace(self, power_w=self.power_w if power_w is None else power_w, schedule=None)
+
+    def for_plan(self) -> Budget:
+        """The budget itself; ``InputError`` where it is a schedule, since a plan is for one level."""
+        if self.schedule is not None:
+            raise InputError(
+                f"{self} is a schedule, and a plan is for one budget.",
+                hint="Plan for one of its budgets, such as --budget 15W; `underwatt run` follows schedules.",
+            )
+        return self
+
+    @property
+    def course(self) -> Schedule | None:
+        """The watts over time, whether they change or not; ``None`` where none are bounded."""
+        return self.schedule or (None if self.power_w is None else Schedule.constant(self.power_w))
 
     def drawn_w(self, measurement: Measurement) -> float:
         """The watts of a measurement that this budget bounds: the upper end of their 95% interval, where one is known.
@@ -87,54 +111,101 @@ class Budget:
 
     def __str__(self) -> str:
         parts = []
-        if self.power_w is not None:
-            window = "" if self.window_s is None else f" over {self.window_s:g} s"
-            parts.append(f"{self.power_w:g} W {self.watts.value}{window}")
-        if self.energy_j is not None:
-            parts.append(_said(self.energy_j, ("J", "Wh", "kWh"), _ENERGY))
-        if self.deadline_s is not None:
-            parts.append(_said(self.deadline_s, ("s", "min", "h"), _TIME))
-        return ", ".join(parts)
+        meaning = self.watts.value + ("" if self.window_s is None else f" over {_number(self.window_s)} s")
+        if self.schedule is not None:
+            parts.append(str(self.schedule) if meaning == Watts.MEAN.value else f"{self.schedule} {meaning}")
+        elif self.power_w is not None:
+            parts.append(f"{_number(self.power_w)} W {meaning}")
+        totals = ((kind, getattr(self, kind.field)) for kind in _KINDS if kind.field != "power_w")
+        return ", ".join([*parts, *(_said(value, kind) for kind, value in totals if value is not None)])
 
 
-def _said(value: float, units: tuple[str, ...], factors: dict[str, float]) -> str:
-    """A value in the largest of the units in which it is at least 1."""
-    fitting = [unit for unit in units if value >= factors[unit] * (1 - 1e-9)]
-    unit = fitting[-1] if fitting else units[0]
-    return f"{value / factors[unit]:.4g} {unit}"
+# Reading one from text.
+
+
+class _Kind(NamedTuple):
+    """A kind of bound: its field, its name in messages, its units, and those of them that people like to read."""
+
+    field: str
+    called: str
+    units: dict[str, float]
+    said_in: tuple[str, ...]
+
+
+_KINDS = (
+    _Kind("power_w", "power", {"mW": 1e-3, "W": 1.0, "kW": 1e3}, ("W",)),
+    _Kind("energy_j", "energy", {"J": 1.0, "kJ": 1e3, "MJ": 1e6, "Wh": 3600.0, "kWh": 3.6e6}, ("J", "Wh", "kWh")),
+    _Kind("deadline_s", "deadline", {"s": 1.0, "min": 60.0, "h": 3600.0, "d": 86400.0}, ("s", "min", "h")),
+)
+_BOUNDS = {unit: (kind.field, factor) for kind in _KINDS for unit, factor in kind.units.items()}
+_SPELLED = {"watt": "W", "watts": "W"}
+# Case matters only where milli and mega would be mixed up: 10w is 10 W, but 10mj is nothing.
+_ANY_CASE = {unit.lower(): bound for unit, bound in _BOUNDS.items() if unit not in ("mW", "MJ")}
+_UNITS = ", ".join(f"{', '.join(kind.units)} ({kind.called})" for kind in _KINDS)
+_NUMBER = re.compile(r"([+-]?(?:\d+(?:\.\d*)?|\.\d+)(?:e[+-]?\d+)?)", re.IGNORECASE)
+_QUANTITY = re.compile(rf"{_NUMBER.pattern}\s*([a-zµ]+)", re.IGNORECASE)
+_MEANING = re.compile(r"(peak|mean)(?:\s+over\s+(.+))?", re.IGNORECASE)
 
 
 def parse_budget(*texts: str) -> Budget:
-    """A budget from one text for each bound; its unit says which: ``10W``, ``50Wh`` or ``2h``.
+    """A budget from texts; the unit of each bound says what it bounds: ``10W``, ``50Wh``, ``2h``, or ``10W, 50Wh``.
 
-    Watts may be followed by what they bound: ``10W peak``, ``10W mean`` (the default) or ``10W mean over 60s``.
+    Watts may be followed by what they bound: ``10W peak``, ``10W mean`` (the default) or ``10W mean over 60s``. By the
+    time of day they are ``08:00-18:00=15W,else=7W``. What ``str`` makes of a budget reads back as the same budget.
     """
-    found: dict[str, float] = {}
-    meaning, window_s = Watts.MEAN, None
+    return Budget(**_fields(*texts))
+
+
+def parse_watts(text: str) -> dict[str, Any]:
+    """What changes of a budget (see ``replace``) when other watts are asked for while a run goes on.
+
+    Watts that do not say whether they are peak or mean go on meaning what they meant.
+    """
+    found = _fields(text)
+    if not found.keys() <= {"power_w", "watts", "window_s", "schedule"}:
+        what = "more than power" if "power_w" in found else "no power"
+        raise InputError(
+            f"{text!r} bounds {what}, and only the watts of a run under way can be changed.",
+            hint="Give watts such as 7W, or a schedule such as 08:00-18:00=15W,else=7W.",
+        )
+    return {"schedule": None, **found}
+
+
+def _fields(*texts: str) -> dict[str, Any]:
+    """The fields of a budget that texts say; what watts bound only where it is said."""
+    found: dict[str, Any] = {}
     for text in texts:
-        name, value, rest = parse_quantity(text)
-        if name in found:
-            raise InputError(f"The budget bounds {_SAID[name]} twice, the second time with {text!r}.")
-        found[name] = value
-        if rest and name == "power_w":
-            meaning, window_s = _meaning(rest, text)
-        elif rest:
-            raise InputError(f"{rest!r} in the budget {text!r} makes no sense.", hint="Only watts are peak or mean.")
+        parts = [part.strip() for part in text.split(",")]
+        plain, steps = [part for part in parts if "=" not in part], [part for part in parts if "=" in part]
+        for part in [*plain, ",".join(steps)] if steps else plain:
+            said = _bound(part)
+            if steps and "power_w" in said and "=" not in part:
+                raise InputError(f"{part!r} in the schedule {text!r} makes no sense.", hint=_EXAMPLE)
+            for twice in (kind.called for kind in _KINDS if kind.field in found.keys() & said.keys()):
+                raise InputError(f"The budget gives the {twice} twice, the second time with {part!r}.")
+            found |= said
     if not found:
         raise InputError("The budget is empty.", hint=f"Give a number with a unit: {_UNITS}.")
-    return Budget(watts=meaning, window_s=window_s, **found)
+    return found
 
 
-_SAID = {"power_w": "power", "energy_j": "energy", "deadline_s": "time"}
+def _bound(text: str) -> dict[str, Any]:
+    """The fields that one bound says."""
+    if "=" in text:
+        schedule = _daily(text)
+        return {"power_w": schedule.highest_w, "schedule": schedule}
+    name, value, rest = _quantity(text)
+    if rest and name != "power_w":
+        raise InputError(f"{rest!r} in the budget {text!r} makes no sense.", hint="Only watts are peak or mean.")
+    return {name: value, **(_meaning(rest, text) if rest else {})}
 
 
-def parse_quantity(text: str) -> tuple[str, float, str]:
+def _quantity(text: str) -> tuple[str, float, str]:
     """Which bound a text gives, its value, and what follows: ``10W peak`` is ``("power_w", 10.0, "peak")``."""
     match = _QUANTITY.match(text.strip())
     if match is None and _NUMBER.fullmatch(text.strip()):
-        raise InputError(
-            f"{text!r} is no budget: it has no unit.", hint=f"Did you mean {text.strip()}W? Units: {_UNITS}."
-        )
+        hint = f"Did you mean {text.strip()}W? Units: {_UNITS}."
+        raise InputError(f"{text!r} is no budget: it has no unit.", hint=hint)
     if match is None:
         raise InputError(f"{text!r} is no budget.", hint=f"Give a number with a unit: {_UNITS}.")
     number, unit = float(match[1]), _SPELLED.get(match[2].lower(), match[2])
@@ -143,24 +214,39 @@ def parse_quantity(text: str) -> tuple[str, float, str]:
         raise InputError(f"The unit {unit!r} in the budget {text!r} is unknown.", hint=f"Use {_UNITS}.")
     name, factor = bound
     value = number * factor
-    if not (math.isfinite(value) and value > 0):
+    if not 0 < value < math.inf:
         raise InputError(f"A budget must be above zero and finite, and {text!r} is not.")
     return name, value, text.strip()[match.end() :].strip()
 
 
-def _meaning(rest: str, text: str) -> tuple[Watts, float | None]:
+def _meaning(rest: str, text: str) -> dict[str, Any]:
+    """What watts bound, from what follows them."""
     match = _MEANING.fullmatch(rest)
+    hint = "Watts are peak, mean, or mean over 60s."
     if match is None:
-        raise InputError(
-            f"{rest!r} in the budget {text!r} makes no sense.", hint="Watts are peak, mean, or mean over 60s."
-        )
-    meaning = Watts(match[1].lower())
+        raise InputError(f"{rest!r} in the budget {text!r} makes no sense.", hint=hint)
+    watts = Watts(match[1].lower())
     if match[2] is None:
-        return meaning, None
-    name, window_s, more = parse_quantity(match[2])
-    if name != "deadline_s" or more or meaning is Watts.PEAK:
-        raise InputError(f"{rest!r} in the budget {text!r} makes no sense.", hint="Write for instance mean over 60s.")
-    return meaning, window_s
+        return {"watts": watts, "window_s": None}
+    name, window_s, more = _quantity(match[2])
+    if name != "deadline_s" or more or watts is Watts.PEAK:
+        raise InputError(f"{rest!r} in the budget {text!r} makes no sense.", hint=hint)
+    return {"watts": watts, "window_s": window_s}
+
+
+def _said(value: float, kind: _Kind) -> str:
+    """A value in the largest unit that people like in which it is at least 1 and has four digits, else in full."""
+    for unit in (*reversed(kind.said_in), *reversed(kind.units)):
+        factor = kind.units[unit]
+        short = f"{value / factor:.4g}"
+        if value >= factor * (1 - 1e-9) and "e" not in short and float(short) * factor == value:
+            return f"{short} {unit}"
+    return f"{_number(value)} {kind.said_in[0]}"
+
+
+def _number(value: float) -> str:
+    """A number that reads back as itself."""
+    return repr(value).removesuffix(".0")
 
 
 # Watts over time: constant, by the time of day, or from a file; always a step function.
@@ -187,7 +273,7 @@ class Schedule:
         if not self.begins_s or len(self.begins_s) != len(self.levels_w):
             raise InputError("A schedule needs watts for each of its times, and at least one.")
         for level_w in self.levels_w:
-            if not (math.isfinite(level_w) and level_w > 0):
+            if not 0 < level_w < math.inf:
                 raise InputError(f"The watts of a schedule must be above zero, not {level_w:g}.", hint=_ABOVE_ZERO)
         end_s = math.inf if self.period_s is None else self.period_s
         if not all(before < after for before, after in pairwise((*self.begins_s, end_s))) or self.begins_s[0] < 0:
@@ -225,12 +311,11 @@ class Schedule:
 
     def power_w(self, at_s: float) -> float:
         """The watts that hold at a moment."""
-        _, index = self._position(at_s)
-        return self.levels_w[index]
+        return self.levels_w[self._step(at_s) % len(self.levels_w)]
 
     def next_change_s(self, at_s: float) -> float:
         """The next moment at which other watts hold; inf where there is none."""
-        return self._end_s(*self._position(at_s))
+        return self._begin_s(self._step(at_s) + 1)
 
     def pieces(self, begin_s: float, end_s: float) -> list[tuple[float, float, float]]:
         """The stretches of an interval in which the watts stay the same: (begin, end, watts)."""
@@ -238,9 +323,8 @@ class Schedule:
             raise InputError(f"An interval must be finite, not {begin_s:g} to {end_s:g} s.")
         found = []
         while begin_s < end_s:
-            cycle, index = self._position(begin_s)
-            until_s = min(end_s, self._end_s(cycle, index))
-            found.append((begin_s, until_s, self.levels_w[index]))
+            until_s = min(end_s, self.next_change_s(begin_s))
+            found.append((begin_s, until_s, self.power_w(begin_s)))
             begin_s = until_s
         return found
 
@@ -254,29 +338,23 @@ class Schedule:
         steps = dict(zip(shifted, self.levels_w, strict=True))  # rounding may make two times one
         return Schedule.of(sorted(steps.items()), self.period_s)
 
-    def _position(self, at_s: float) -> tuple[int, int]:
-        """The number of the period and of the level that hold at a moment."""
+    def _step(self, at_s: float) -> int:
+        """The number of the level that holds at a moment, counted on from period to period."""
         if self.period_s is None:
-            return 0, max(0, bisect_right(self.begins_s, at_s) - 1)
+            return max(0, bisect_right(self.begins_s, at_s) - 1)
         cycle = math.floor(at_s / self.period_s)
-        index = bisect_right(self.begins_s, at_s - cycle * self.period_s) - 1
-        if index < 0:
-            cycle, index = cycle - 1, len(self.begins_s) - 1
+        step = cycle * len(self.begins_s) + bisect_right(self.begins_s, at_s - cycle * self.period_s) - 1
         # Subtracting periods rounds: the moment of a change itself must be found to be after it.
-        while self._end_s(cycle, index) <= at_s:
-            cycle, index = self._shifted(cycle, index + 1)
-        while cycle * self.period_s + self.begins_s[index] > at_s:
-            cycle, index = self._shifted(cycle, index - 1)
-        return cycle, index
+        while self._begin_s(step + 1) <= at_s:
+            step += 1
+        while self._begin_s(step) > at_s:
+            step -= 1
+        return step
 
-    def _shifted(self, cycle: int, index: int) -> tuple[int, int]:
-        periods, index = divmod(index, len(self.begins_s))
-        return cycle + periods, index
-
-    def _end_s(self, cycle: int, index: int) -> float:
+    def _begin_s(self, step: int) -> float:
+        cycle, index = divmod(step, len(self.begins_s))
         if self.period_s is None:
-            return self.begins_s[index + 1] if index + 1 < len(self.begins_s) else math.inf
-        cycle, index = self._shifted(cycle, index + 1)
+            return math.inf if cycle else self.begins_s[index]
         return cycle * self.period_s + self.begins_s[index]
 
     def __str__(self) -> str:
@@ -289,21 +367,19 @@ class Schedule:
         return ",".join(f"{_clock(b)}-{_clock(e)}={_number(w)}W" for b, e, w in spans)
 
 
-def parse_schedule(text: str) -> Schedule:
-    """A schedule from text: ``15W``, or by the time of day ``08:00-18:00=15W,else=7W``.
+def _daily(text: str) -> Schedule:
+    """A schedule by the time of day from text such as ``08:00-18:00=15W,else=7W``.
 
     Ranges may cross midnight and must not overlap; ``else`` holds for the rest of the day, and may be left out where
     there is none.
     """
-    if "=" not in text:
-        return Schedule.constant(_watts(text, text))
     ranges: list[tuple[float, float, float, str]] = []
     rest_w: float | None = None
     for part in text.split(","):
-        when, equals, watts = (piece.strip() for piece in part.partition("="))
-        if not equals:
-            raise InputError(f"{part.strip()!r} in the schedule {text!r} makes no sense.", hint=_EXAMPLE)
-        level_w = _watts(watts, text)
+        when, _, watts = (piece.strip() for piece in part.partition("="))
+        name, level_w, more = _quantity(watts)
+        if name != "power_w" or more:
+            raise InputError(f"{watts!r} in the schedule {text!r} is not a number of watts.", hint=_EXAMPLE)
         if when.lower() == "else":
             if rest_w is not None:
                 raise InputError(f"The schedule {text!r} has two parts with else.", hint=_EXAMPLE)
@@ -318,40 +394,30 @@ def read_schedule(path: Path | str) -> Schedule:
     path = Path(path)
     columns, rows = read_rows(path)
     daily = "time" in columns
-    if "power_w" not in columns or daily == ("at_s" in columns):
+    column = "time" if daily else "at_s"
+    if not columns >= {"power_w", column} or columns >= {"time", "at_s"}:
         raise InputError(f"The schedule {path} lacks its columns.", hint=_COLUMNS)
-    steps = _rows(path, rows, "time" if daily else "at_s")
-    if not steps:
-        raise InputError(f"The schedule {path} is empty.", hint="Give it at least one line below the first.")
-    if not daily and steps[0][0] != 0:
-        raise InputError(
-            f"The schedule {path} begins at {steps[0][0]:g} s.", hint="Its first line of watts must be for 0 s."
-        )
-    return Schedule.of(steps, DAY_S if daily else None)
-
-
-def _rows(path: Path, rows: Rows, column: str) -> list[tuple[float, float]]:
     steps: list[tuple[float, float]] = []
     for line, row in rows:
-        where = f"The schedule {path}, line {line}"
-        begin_s = _time_of_day(row[column] or "") if column == "time" else _float(row[column])
-        level_w = _float(row["power_w"])
-        if begin_s is None or not math.isfinite(begin_s) or begin_s < 0 or (column == "time" and begin_s >= DAY_S):
-            expected = "a time of day such as 08:00" if column == "time" else "a number of seconds"
-            raise InputError(f"{where}: {column} is {row[column]!r}.", hint=f"Make line {line} begin with {expected}.")
-        if level_w is None or not (math.isfinite(level_w) and level_w > 0):
-            raise InputError(
-                f"{where}: power_w is {row['power_w']!r}, and must be watts above zero.",
-                hint=f"Change line {line}. {_ABOVE_ZERO}",
-            )
+        where, said, watts = f"The schedule {path}, line {line}", row[column] or "", row["power_w"] or ""
+        begin_s, level_w = _time_of_day(said) if daily else _float(said), _float(watts)
+        if not 0 <= begin_s < (DAY_S if daily else math.inf):
+            expected = "a time of day such as 08:00" if daily else "a number of seconds"
+            raise InputError(f"{where}: {column} is {said!r}.", hint=f"Make line {line} begin with {expected}.")
+        if not 0 < level_w < math.inf:
+            hint = f"Change line {line}. {_ABOVE_ZERO}"
+            raise InputError(f"{where}: power_w is {watts!r}, and must be watts above zero.", hint=hint)
+        if not steps and not daily and begin_s != 0:
+            hint = "Its first line of watts must be for 0 s."
+            raise InputError(f"The schedule {path} begins at {begin_s:g} s.", hint=hint)
         if steps and begin_s <= steps[-1][0]:
             what = "is the same as" if begin_s == steps[-1][0] else "comes before"
-            raise InputError(
-                f"{where}: its time {what} that of the line above.",
-                hint=f"Sort the lines by time; look at line {line}.",
-            )
+            hint = f"Sort the lines by time; look at line {line}."
+            raise InputError(f"{where}: its time {what} that of the line above.", hint=hint)
         steps.append((begin_s, level_w))
-    return steps
+    if not steps:
+        raise InputError(f"The schedule {path} is empty.", hint="Give it at least one line below the first.")
+    return Schedule.of(steps, DAY_S if daily else None)
 
 
 def _daily_steps(
@@ -362,9 +428,8 @@ def _daily_steps(
     at_s, before = 0.0, ""
     for begin_s, end_s, level_w, when in [*ranges, (DAY_S, DAY_S, 0.0, "")]:
         if begin_s < at_s:
-            raise InputError(
-                f"{before} and {when} overlap in the schedule {text!r}.", hint="Each minute has one value."
-            )
+            hint = "Each minute has one value."
+            raise InputError(f"{before} and {when} overlap in the schedule {text!r}.", hint=hint)
         if begin_s > at_s:
             if rest_w is None:
                 raise InputError(
@@ -382,7 +447,7 @@ def _range(when: str, text: str) -> list[tuple[float, float]]:
     """The part of a day that ``22:00-06:00`` names: two parts where it crosses midnight."""
     first, dash, last = when.partition("-")
     begin_s, end_s = _time_of_day(first.strip()), _time_of_day(last.strip())
-    if not dash or begin_s is None or end_s is None or begin_s == DAY_S:
+    if not dash or math.isnan(begin_s + end_s) or begin_s == DAY_S:
         raise InputError(f"{when!r} in the schedule {text!r} is no range of times.", hint=_EXAMPLE)
     if begin_s == end_s:
         raise InputError(f"The range {when} in the schedule {text!r} is empty.", hint="A whole day is 00:00-24:00.")
@@ -391,27 +456,18 @@ def _range(when: str, text: str) -> list[tuple[float, float]]:
     return [(begin_s, DAY_S), *([(0.0, end_s)] if end_s else [])]
 
 
-def _watts(part: str, text: str) -> float:
-    name, level_w, rest = parse_quantity(part)
-    if name != "power_w" or rest:
-        raise InputError(f"{part!r} in the schedule {text!r} is not a number of watts.", hint=_EXAMPLE)
-    return level_w
-
-
-def _time_of_day(text: str) -> float | None:
+def _time_of_day(text: str) -> float:
+    """Seconds since midnight; NaN where it is no time."""
     match = _TIME_OF_DAY.fullmatch(text.strip())
     if match is None:
-        return None
+        return math.nan
     hours, minutes, seconds = int(match[1]), int(match[2]), float(match[3] or 0)
     at_s = 3600.0 * hours + 60.0 * minutes + seconds
-    return at_s if minutes < 60 and seconds < 60 and at_s <= DAY_S else None
+    return at_s if minutes < 60 and seconds < 60 and at_s <= DAY_S else math.nan
 
 
-def _float(text: str | None) -> float | None:
-    try:
-        return float(text or "")
-    except ValueError:
-        return None
+def _float(text: str) -> float:
+    return float(text) if _NUMBER.fullmatch(text.strip()) else math.nan
 
 
 def _clock(at_s: float) -> str:
@@ -421,8 +477,3 @@ def _clock(at_s: float) -> str:
     if seconds % 60 or micros:
         text += f":{seconds % 60:02d}"
     return text + f".{micros:06d}".rstrip("0") if micros else text
-
-
-def _number(value: float) -> str:
-    """A number that reads back as itself."""
-    return repr(value).removesuffix(".0")

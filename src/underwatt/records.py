@@ -249,13 +249,17 @@ class Prediction:
 
 
 def to_json(value: Any) -> Any:
-    """A record as plain JSON values: dataclasses become objects, NaN becomes null."""
+    """A record as plain JSON values: dataclasses become objects, NaN becomes null.
+
+    A field with the metadata ``omit_none`` is left out where it is ``None``.
+    """
     if isinstance(value, Enum):
         return value.value
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if hasattr(value, "__dataclass_fields__"):
-        return {f.name: to_json(getattr(value, f.name)) for f in fields(value)}
+        values = ((f, getattr(value, f.name)) for f in fields(value))
+        return {f.name: to_json(item) for f, item in values if not (item is None and f.metadata.get("omit_none"))}
     if isinstance(value, dict):
         return {str(key): to_json(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):

@@ -118,7 +118,7 @@ def test_a_partial_batch_first_does_not_keep_a_setting_from_being_measured() -> 
 
 
 def test_a_drop_by_schedule_is_followed_before_the_step_that_would_straddle_it() -> None:
-    live = LiveBudget(Budget(power_w=14.0), Schedule.of([(0.0, 14.0), (90.0, 7.0), (150.0, 12.0)]))
+    live = LiveBudget(Budget(schedule=Schedule.of([(0.0, 14.0), (90.0, 7.0), (150.0, 12.0)])))
     device = virtual()
     with experienced(device, live) as run:
         run.train(88.0)

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from underwatt.budget import Budget, Schedule, Watts, parse_budget, parse_schedule
+from underwatt.budget import Budget, Schedule, Watts, parse_budget
 from underwatt.control.live import POLL_S, LiveBudget
 from underwatt.errors import InputError
 from underwatt.runlog.inbox import Inbox, post_budget
@@ -27,7 +27,7 @@ def schedule_of(levels: list[tuple[float, float]]) -> Schedule:
 def test_the_lowest_of_an_interval_is_the_lowest_of_its_moments(
     levels: list[tuple[float, float]], begin_s: float, seconds: float
 ) -> None:
-    live = LiveBudget(Budget(power_w=1.0), schedule_of(levels))
+    live = LiveBudget(Budget(schedule=schedule_of(levels)))
     end_s = begin_s + seconds
     moments = [begin_s] + [at_s for at_s in live.schedule.begins_s if begin_s <= at_s < end_s]  # type: ignore[union-attr]
     assert live.lowest_w(begin_s, end_s) == min(live.power_w(at_s) for at_s in moments)
@@ -36,8 +36,7 @@ def test_the_lowest_of_an_interval_is_the_lowest_of_its_moments(
 
 @given(st.floats(0, 86_399), st.floats(0, 200_000))
 def test_a_daily_schedule_counts_from_the_time_of_day_at_the_start(start_s: float, elapsed_s: float) -> None:
-    schedule = parse_schedule("08:00-18:00=15W,else=7W")
-    live = LiveBudget(Budget(power_w=15.0), schedule, time_of_day_s=start_s)
+    live = LiveBudget(parse_budget("08:00-18:00=15W,else=7W"), time_of_day_s=start_s)
     clock_s = (start_s + elapsed_s) % 86_400
     if min(abs(clock_s - edge) for edge in (0, 8 * 3600, 18 * 3600, 86_400)) > 1e-3:
         assert live.power_w(elapsed_s) == (15.0 if 8 * 3600 <= clock_s < 18 * 3600 else 7.0)
@@ -62,6 +61,17 @@ def test_watts_that_are_changed_bring_their_meaning() -> None:
     assert live.lowest_w(0, 86_400) == 5.0
     with pytest.raises(InputError, match="bounds no power"):
         live.change("3h")
+
+
+def test_it_says_what_was_given() -> None:
+    for text, said in (
+        ("10W", "10W"),
+        ("10W peak", "10 W peak"),
+        ("50Wh", "50 Wh"),
+        ("08:00-18:00=15W,else=7W", "08:00-18:00=15W,18:00-08:00=7W"),
+    ):
+        assert str(LiveBudget(parse_budget(text))) == said
+        assert str(LiveBudget.from_now(parse_budget(text))) == said
 
 
 def test_the_inbox_is_looked_at_a_few_times_a_second(tmp_path: Path) -> None:

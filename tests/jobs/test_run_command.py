@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from train_world import log_in
 
-from underwatt.budget import Budget, parse_schedule
+from underwatt.budget import Budget, parse_budget
 from underwatt.control.live import LiveBudget
 from underwatt.control.pilot import Pilot
 from underwatt.device.clock import SystemClock
@@ -150,8 +150,7 @@ def test_a_command_that_is_over_before_it_can_be_measured_is_not_started_for_eve
 
 
 def test_the_watts_of_this_hour_are_searched_under(tmp_path: Path) -> None:
-    course = parse_schedule("00:00-01:00=4W,else=20W")
-    live = LiveBudget(Budget(power_w=20.0), course, time_of_day_s=60.0)
+    live = LiveBudget(parse_budget("00:00-01:00=4W,else=20W"), time_of_day_s=60.0)
     with pytest.raises(BudgetError, match="No setting keeps 4 W"):
         run_it(tmp_path, command(FAILING, "100000"), live, (8,))
     end = log_in(tmp_path / "run").end

@@ -12,7 +12,7 @@ import torch
 from run_world import virtual
 from train_world import blobs, log_in, train
 
-from underwatt.budget import Budget, parse_schedule
+from underwatt.budget import Budget, parse_budget
 from underwatt.control.live import LiveBudget
 from underwatt.errors import BudgetError, InputError
 from underwatt.events import Event, Started
@@ -95,8 +95,7 @@ def test_what_cannot_go_on_is_refused(tmp_path: Path) -> None:
 
 def test_the_time_of_day_is_now_when_a_run_goes_on(tmp_path: Path) -> None:
     def at(hours: float) -> LiveBudget:
-        course = parse_schedule("08:00-18:00=6W,else=3W")
-        return LiveBudget(Budget(power_w=6.0), course, time_of_day_s=hours * 3600)
+        return LiveBudget(parse_budget("08:00-18:00=6W,else=3W"), time_of_day_s=hours * 3600)
 
     job = blobs(target=1.01)
     train(tmp_path / "run", job, limit=800, live=at(17.999))

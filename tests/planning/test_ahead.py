@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.optimize import linprog
 
-from underwatt.budget import DAY_S, Schedule, parse_schedule
+from underwatt.budget import DAY_S, Schedule, parse_budget
 from underwatt.errors import InputError
 from underwatt.planning.ahead import Ahead, finish_s, look_ahead
 
@@ -51,7 +51,8 @@ def check(
 
 
 def test_without_an_energy_bound_each_level_has_its_fastest_row() -> None:
-    schedule = parse_schedule("00:00-00:01=5W,00:01-00:02=15W,else=9W")
+    schedule = parse_budget("00:00-00:01=5W,00:01-00:02=15W,else=9W").schedule
+    assert schedule is not None
     found = look_ahead(TIME_S, DRAWN_W, POWER_W, schedule)
     assert [row for _, _, row in found.pieces] == [0, 2, 1]
     assert found.finish_s == pytest.approx(120 + 300 * (1 - 60 / 900 - 60 / 200))

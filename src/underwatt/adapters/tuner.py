@@ -16,7 +16,7 @@ import traceback
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from underwatt.budget import Budget, parse_budget, parse_schedule
+from underwatt.budget import Budget
 from underwatt.control.live import LiveBudget
 from underwatt.control.pilot import Pilot
 from underwatt.convergence.curve import samples_to_target
@@ -357,20 +357,7 @@ def _warn(event: Event) -> None:
 
 
 def _live(budget_w: float | None, budget: str | Budget | Schedule | None) -> LiveBudget:
-    from datetime import datetime
-
-    from underwatt.budget import Schedule
-
-    if (budget_w is None) == (budget is None):
+    given = [one for one in (budget_w, budget) if one is not None]
+    if len(given) != 1:
         raise InputError("A tuner needs budget_w or budget.", hint="Such as budget_w=10, or budget='10W peak'.")
-    now = datetime.now().astimezone()
-    time_of_day_s = now.hour * 3600 + now.minute * 60 + now.second
-    if budget_w is not None:
-        return LiveBudget(Budget(power_w=budget_w), time_of_day_s=time_of_day_s)
-    if isinstance(budget, str) and "=" in budget:
-        budget = parse_schedule(budget)
-    if isinstance(budget, Schedule):
-        return LiveBudget(Budget(power_w=budget.highest_w), budget, time_of_day_s=time_of_day_s)
-    parsed = parse_budget(budget) if isinstance(budget, str) else budget
-    assert parsed is not None
-    return LiveBudget(parsed, time_of_day_s=time_of_day_s)
+    return LiveBudget.from_now(Budget.of(given[0]))

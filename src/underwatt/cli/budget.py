@@ -9,7 +9,8 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-from underwatt.runlog.inbox import check_budget, post_budget, run_folder
+from underwatt.budget import parse_watts
+from underwatt.runlog.inbox import post_budget, run_folder
 
 app = typer.Typer()
 _out = Console(highlight=False, soft_wrap=True)
@@ -29,7 +30,7 @@ def budget(
     as_json: bool = typer.Option(False, "--json", help="For programs."),
 ) -> None:
     """Change the budget of the run under way."""
-    check_budget(watts)
+    parse_watts(watts)  # what makes no sense is refused before a run is looked for
     folder = run_folder(run)
     post_budget(folder, watts, "command")
     if as_json:

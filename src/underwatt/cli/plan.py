@@ -327,11 +327,6 @@ def _powertrain(problem: Problem, basis: _Basis) -> Prediction | None:
 
 
 def _budget(budget: str, energy: str, deadline: str) -> Budget:
-    if "=" in budget:
-        raise InputError(
-            f"--budget {budget} is a schedule, and a plan is for one budget.",
-            hint="Plan for one of its budgets, such as --budget 15W; `underwatt run` follows schedules.",
-        )
     wanted = {"--budget": (budget, "power_w"), "--energy": (energy, "energy_j"), "--deadline": (deadline, "deadline_s")}
     for option, (text, bound) in wanted.items():
         if text and getattr(parse_budget(text), bound) is None:
@@ -340,7 +335,7 @@ def _budget(budget: str, energy: str, deadline: str) -> Budget:
             )
     if not (budget or energy or deadline):
         raise InputError("No budget was given.", hint="Such as --budget 10W.")
-    return parse_budget(*(part for part in (budget, energy, deadline) if part))
+    return parse_budget(*(part for part in (budget, energy, deadline) if part)).for_plan()
 
 
 def _curve(store: Store, measured: Profile, question: _Question) -> ConvergenceCurve | None:

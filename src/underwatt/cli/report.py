@@ -57,7 +57,7 @@ def report(
     as_json: bool = typer.Option(False, "--json", help="Print the figures as data, for programs; writes no file."),
 ) -> None:
     """Make one self-contained HTML page: what was chosen, why, and how the training went."""
-    wanted = parse_budget(budget) if budget else None
+    wanted = parse_budget(budget).for_plan() if budget else None
     record = _record(run)
     path = store or default_store_path()
     runs: tuple[ConvergenceRun, ...] = ()

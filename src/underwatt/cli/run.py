@@ -10,7 +10,6 @@ import sys
 import time
 from contextlib import redirect_stdout
 from dataclasses import dataclass, replace
-from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +19,7 @@ from rich.live import Live
 from rich.markup import escape
 from rich.text import Text
 
-from underwatt.budget import Budget, Schedule, parse_budget, parse_schedule, read_schedule
+from underwatt.budget import Budget, parse_budget, read_schedule
 from underwatt.cli.devices import DEVICE_HELP
 from underwatt.cli.format import duration
 from underwatt.cli.plan import stored_curve
@@ -175,7 +174,7 @@ def run(
 ) -> None:
     """Train under a budget: measure what is missing by training steps, hold the budget, restore; Ctrl-C is safe."""
     here = open_device(device)
-    live = _live(budget, schedule, energy)
+    live = LiveBudget.from_now(_budget(budget, schedule, energy))
     with Store(store or default_store_path()) as kept:
         display = Display(_log)
         if len(job) == 1 and ":" in job[0]:
@@ -305,24 +304,17 @@ def _refuse(why: str, options: dict[str, object]) -> None:
         raise InputError(f"{why}, so {' and '.join(given)} would do nothing.", hint="Leave it out.")
 
 
-def _live(budget: str, schedule: Path | None, energy: str) -> LiveBudget:
-    now = datetime.now().astimezone()
-    time_of_day_s = float(now.hour * 3600 + now.minute * 60 + now.second)
+def _budget(budget: str, schedule: Path | None, energy: str) -> Budget:
     joules = parse_budget(energy).energy_j if energy else None
     if energy and joules is None:
         raise InputError(f"--energy {energy} has the wrong unit.", hint="Such as --energy 50Wh.")
     if budget and schedule:
         raise InputError("--budget and --schedule both say the watts.", hint="Give one of the two.")
-    course: Schedule | None = None
     if schedule is not None:
-        course = read_schedule(schedule)
-    elif "=" in budget:
-        course = parse_schedule(budget)
-    if course is not None:
-        return LiveBudget(Budget(power_w=course.highest_w, energy_j=joules), course, time_of_day_s=time_of_day_s)
+        return Budget(schedule=read_schedule(schedule), energy_j=joules)
     if not (budget or energy):
         raise InputError("No budget was given.", hint="Such as --budget 10W.")
-    return LiveBudget(parse_budget(*(part for part in (budget, energy) if part)), time_of_day_s=time_of_day_s)
+    return parse_budget(*(part for part in (budget, energy) if part))
 
 
 def _new_folder(name: str) -> Path:

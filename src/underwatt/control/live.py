@@ -1,13 +1,13 @@
-"""The budget as it holds now: a schedule of watts, replaced when somebody asks for another while the run goes on."""
+"""The budget as it holds now: watts by elapsed time, replaced when somebody asks for others while the run goes on."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import replace
+from datetime import datetime
 from typing import TYPE_CHECKING
 
-from underwatt.budget import DAY_S, Budget, Schedule, parse_budget, parse_quantity, parse_schedule
-from underwatt.errors import InputError
+from underwatt.budget import DAY_S, Budget, parse_watts
 
 if TYPE_CHECKING:
     from underwatt.runlog.inbox import Inbox
@@ -16,24 +16,28 @@ POLL_S = 0.2
 
 
 class LiveBudget:
-    """Watts by elapsed time; energy, deadline and what the watts mean stay as they were given."""
+    """Watts by elapsed time; energy, deadline and what the watts mean stay as they were given.
 
-    def __init__(
-        self,
-        budget: Budget,
-        schedule: Schedule | None = None,
-        *,
-        inbox: Inbox | None = None,
-        time_of_day_s: float = 0.0,
-    ) -> None:
-        self.budget = budget
-        self._time_of_day_s = time_of_day_s  # when 0 seconds had elapsed
-        if schedule is None and budget.power_w is not None:
-            schedule = Schedule.constant(budget.power_w)
-        self._given = schedule
-        self._schedule = schedule.starting_at(time_of_day_s) if schedule else None
+    ``budget`` is what holds with the most watts that are ever allowed, as planning takes it; ``schedule`` is the watts
+    by elapsed time, ``None`` where none are bounded.
+    """
+
+    def __init__(self, budget: Budget, *, inbox: Inbox | None = None, time_of_day_s: float = 0.0) -> None:
         self._inbox = inbox
+        self._time_of_day_s = time_of_day_s  # when 0 seconds had elapsed
         self._next_poll_s = -math.inf
+        self._hold(budget)
+
+    @classmethod
+    def from_now(cls, budget: Budget) -> LiveBudget:
+        """For a run that starts at this time of day."""
+        now = datetime.now().astimezone()
+        return cls(budget, time_of_day_s=float(now.hour * 3600 + now.minute * 60 + now.second))
+
+    def _hold(self, budget: Budget) -> None:
+        self._given, self.budget = budget, budget.constant()
+        course = budget.course
+        self.schedule = course and course.starting_at(self._time_of_day_s)
 
     def listen(self, inbox: Inbox) -> None:
         """Take budgets that are posted there while the run goes on."""
@@ -42,30 +46,15 @@ class LiveBudget:
     def resumes(self, elapsed_s: float) -> None:
         """The run began earlier, and so many seconds of it are over; what holds by the time of day holds as before."""
         self._time_of_day_s = (self._time_of_day_s - elapsed_s) % DAY_S % DAY_S
-        self._schedule = self._given.starting_at(self._time_of_day_s) if self._given else None
+        self._hold(self._given)
 
     def __str__(self) -> str:
-        plain = self.budget == Budget(power_w=self.budget.power_w) if self.budget.power_w else False
-        scheduled = self._given is not None and len(self._given.levels_w) > 1
-        return str(self._given if plain or scheduled else self.budget)
-
-    @property
-    def schedule(self) -> Schedule | None:
-        """Watts by elapsed time; ``None`` where no watts are bounded."""
-        return self._schedule
+        plain = self._given == Budget(power_w=self._given.power_w) if self._given.power_w else False
+        return str(self._given.course if plain else self._given)
 
     def change(self, text: str) -> None:
-        """Another budget from now on: watts such as ``7W`` or ``7W peak``, or a schedule by the time of day."""
-        if "=" in text:
-            self._schedule = parse_schedule(text).starting_at(self._time_of_day_s)
-            return
-        wanted = parse_budget(text)
-        if wanted.power_w is None:
-            raise InputError(f"{text!r} bounds no power.", hint="Give watts such as 7W.")
-        self._schedule = Schedule.constant(wanted.power_w)
-        self.budget = replace(self.budget, power_w=wanted.power_w)
-        if parse_quantity(text)[2]:  # else they go on meaning what they meant
-            self.budget = replace(self.budget, watts=wanted.watts, window_s=wanted.window_s)
+        """Other watts from now on, such as ``7W`` or ``7W peak``, or a schedule by the time of day."""
+        self._hold(replace(self._given, **parse_watts(text)))
 
     def has_news(self) -> bool:
         """Whether somebody asked for another budget and was not heard yet."""
@@ -84,19 +73,15 @@ class LiveBudget:
 
     def power_w(self, elapsed_s: float) -> float:
         """The watts that hold at a moment; inf where none are bounded."""
-        return self._schedule.power_w(elapsed_s) if self._schedule else math.inf
+        return self.schedule.power_w(elapsed_s) if self.schedule else math.inf
 
     def lowest_w(self, begin_s: float, end_s: float) -> float:
         """The least that holds at any moment of an interval: a step under way cannot be cut short."""
-        if self._schedule is None:
+        if self.schedule is None:
             return math.inf
-        lowest = self._schedule.power_w(begin_s)
-        at_s = self._schedule.next_change_s(begin_s)
-        while at_s < end_s:
-            lowest = min(lowest, self._schedule.power_w(at_s))
-            at_s = self._schedule.next_change_s(at_s)
-        return lowest
+        pieces = self.schedule.pieces(begin_s, end_s)
+        return min((level_w for _, _, level_w in pieces), default=self.schedule.power_w(begin_s))
 
     def next_change_s(self, elapsed_s: float) -> float:
         """When other watts will hold, as far as it is known."""
-        return self._schedule.next_change_s(elapsed_s) if self._schedule else math.inf
+        return self.schedule.next_change_s(elapsed_s) if self.schedule else math.inf

@@ -171,7 +171,7 @@ def train_underwatt(bench: Bench, schedule: Schedule, folder: Path, tell: Tell) 
         took[event.kind] = joules[0].since()
         tell(replace(event, at_s=took[event.kind][0]))
 
-    live = LiveBudget(Budget(power_w=schedule.highest_w), schedule)
+    live = LiveBudget(Budget(schedule=schedule))
     run = Run(device, live, folder, bench.store, BATCH_SIZES, convergence=bench.curve, listener=listen)
     training = _Timed(bench.job, BATCH_SIZES[0])
     began_s = time.process_time()

@@ -275,8 +275,8 @@ class RunView:
 
     def ask(self, budget: str) -> None:
         """Remember a budget that was asked for until the run says what holds."""
-        asked_w = None if "=" in budget else parse_budget(budget).power_w
-        if asked_w is None or asked_w != self.facts.get("budget_w"):
+        asked = parse_budget(budget)
+        if asked.schedule is not None or asked.power_w != self.facts.get("budget_w"):
             self.facts["asked"] = {"budget": budget, "at_s": self.facts["at_s"]}
 
     def shown(self) -> dict[str, Any]:

@@ -76,10 +76,13 @@ def measurement_of(plain: Mapping[str, Any]) -> Measurement:
 def given_budget(record: RunRecord) -> Budget | None:
     """The budget that a run began with; of a schedule, its first level."""
     try:
-        return parse_budget(*(part.strip() for part in str(record.start["budget"]).split(",")))
+        given = parse_budget(str(record.start["budget"]))
     except InputError:
-        levels_w = [step["power_w"] for step in record.of("budget") if step["power_w"] is not None]
-        return Budget(power_w=levels_w[0]) if levels_w else None
+        given = None
+    if given is not None and given.schedule is None:
+        return given
+    levels_w = [step["power_w"] for step in record.of("budget") if step["power_w"] is not None]
+    return Budget(power_w=levels_w[0]) if levels_w else None
 
 
 def budget_of(record: RunRecord) -> Budget | None:

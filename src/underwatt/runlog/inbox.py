@@ -12,7 +12,7 @@ from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from underwatt.budget import parse_budget, parse_schedule
+from underwatt.budget import parse_watts
 from underwatt.device.journal import journal_folders, state_dir
 from underwatt.errors import InputError
 from underwatt.runlog.log import has_ended
@@ -24,20 +24,9 @@ INBOX_NAME = "budget.json"
 _Signature = tuple[int, int, int]
 
 
-def check_budget(text: str) -> None:
-    """Raise ``InputError`` unless a run can be given this budget: watts, or a schedule of watts."""
-    if "=" in text:
-        parse_schedule(text)
-    elif parse_budget(text).power_w is None:
-        raise InputError(
-            f"{text!r} bounds no power, and only the watts of a run under way can be changed.",
-            hint="Give watts such as 7W, or a schedule such as 08:00-18:00=15W,else=7W.",
-        )
-
-
 def post_budget(folder: Path | str, text: str, sender: str) -> None:
     """Leave a new budget for the run in a folder; ``sender`` is ``command`` or ``page``. Refuses a run that is over."""
-    check_budget(text)
+    parse_watts(text)  # refuses what a run cannot be given
     folder = Path(folder)
     if not folder.is_dir():
         raise InputError(f"There is no folder {folder}.", hint="Name the folder of a run.")
@@ -105,7 +94,7 @@ class Inbox:
         try:
             message = json.loads(Path(self._path).read_text(encoding="utf-8"))
             number, text = message["id"], message["budget"]
-            check_budget(text)
+            parse_watts(text)
         except (OSError, ValueError, TypeError, KeyError, AttributeError, InputError) as exc:
             self.error = f"The message in {self._path} makes no sense ({exc})."
             return None, None
