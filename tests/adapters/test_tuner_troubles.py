@@ -282,7 +282,7 @@ def test_a_full_store_ends_no_training(tmp_path: Path) -> None:
 
     begun_s = time.monotonic()
     with tuned(virtual(), folder=tmp_path, store=tmp_path / "store.db") as tuner:
-        saver = tuner._pilot._saver
+        saver = tuner._pilot._teller._keeper
         assert saver is not None
         kept = saver._store
         with kept._engine.connect() as connection:

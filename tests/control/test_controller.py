@@ -296,7 +296,7 @@ def test_a_budget_that_falls_below_waiting_stops_the_training_until_it_rises(tmp
     device = Hurt(virtual(), knobs=False)
     with running(device, live) as run:
         run.train(90, until=run.holds)
-        post_budget(tmp_path, f"{0.6 * run.controller._room.idle_w}W", "command")
+        post_budget(tmp_path, f"{0.6 * run.controller.state.room.idle_w}W", "command")
         low_s = run.elapsed_s
         run.controller._waiting = lambda: post_budget(tmp_path, "8W", "command") if run.elapsed_s > low_s + 30 else None
         steps = [run.elapsed_s for _ in range(50) if run.step()]
@@ -363,7 +363,7 @@ def test_joules_that_suffice_for_no_setting_are_said_as_joules() -> None:
 def test_where_every_batch_size_is_known_not_to_fit_that_is_said() -> None:
     device = virtual()
     with running(device, watts(9.0), begin=False) as run:
-        mode = run.controller._base.candidates[0].mode
+        mode = run.controller.state.room.base.candidates[0].mode
     known = [Measurement(Setting(mode, min(SIZES)), status=Status.OUT_OF_MEMORY)]
     with pytest.raises(OutOfMemoryError, match="ran out of memory"), running(device, watts(9.0), known=known):
         pass

@@ -114,7 +114,9 @@ def test_a_first_batch_that_does_not_fit_is_left_for_a_smaller_one() -> None:
     with running(virtual(), watts(9.0)) as run:
         first = run.controller.setting
         assert first is not None
-        run.controller.setting = replace(first, batch_size=32)  # as if the search had begun with it
+        run.controller.state = replace(
+            run.controller.state, setting=replace(first, batch_size=32)
+        )  # as if the search had begun with it
         assert run.controller.out_of_memory(32).batch_size < 32
         run.train(20)
         assert all(event.setting.batch_size < 32 for event in run.said("setting"))

@@ -5,14 +5,24 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 from datetime import datetime
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from underwatt.budget import DAY_S, Budget, parse_watts
 
-if TYPE_CHECKING:
-    from underwatt.runlog.inbox import Inbox
-
 POLL_S = 0.2
+
+
+class BudgetSource(Protocol):
+    """Where other budgets may be posted while a run goes on; a run's inbox is one."""
+
+    def take(self) -> str | None:
+        """The newest budget that was not taken yet."""
+
+    def has_news(self) -> bool:
+        """Whether there may be one; cheap enough to ask with every reading."""
+
+    def take_news(self) -> tuple[str, str] | None:
+        """Level and words, where a message was not taken, and nobody was told yet."""
 
 
 class LiveBudget:
@@ -22,7 +32,7 @@ class LiveBudget:
     by elapsed time, ``None`` where none are bounded.
     """
 
-    def __init__(self, budget: Budget, *, inbox: Inbox | None = None, time_of_day_s: float = 0.0) -> None:
+    def __init__(self, budget: Budget, *, inbox: BudgetSource | None = None, time_of_day_s: float = 0.0) -> None:
         self._inbox = inbox
         self._time_of_day_s = time_of_day_s  # when 0 seconds had elapsed
         self._next_poll_s = -math.inf
@@ -39,7 +49,7 @@ class LiveBudget:
         course = budget.course
         self.schedule = course and course.starting_at(self._time_of_day_s)
 
-    def listen(self, inbox: Inbox) -> None:
+    def listen(self, inbox: BudgetSource) -> None:
         """Take budgets that are posted there while the run goes on."""
         self._inbox = inbox
 

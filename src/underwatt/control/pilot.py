@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import math
 import os
-import time
 from dataclasses import replace
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
@@ -17,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from underwatt import __version__
 from underwatt.control.controller import Controller
 from underwatt.control.state import FastPath
+from underwatt.control.telling import LATE_S, PERIOD_S, Teller
 from underwatt.device.base import SimulatesLoad, permitted_space
 from underwatt.device.session import Session
 from underwatt.errors import BudgetError, InputError, OutOfMemoryError, SensorError
@@ -31,19 +31,13 @@ if TYPE_CHECKING:
 
     from typing_extensions import Self
 
-    from underwatt.control.live import LiveBudget
+    from underwatt.control.live import BudgetSource, LiveBudget
     from underwatt.control.state import ControlOptions
+    from underwatt.control.telling import EventLog, Keeper
     from underwatt.device.base import Device
     from underwatt.events import Event
     from underwatt.planning.problem import SamplesToTarget
     from underwatt.records import Measurement, PowerSample, Profile, Setting, WorkloadCost, WorkloadInfo
-    from underwatt.runlog.inbox import Inbox
-    from underwatt.runlog.log import RunLog
-    from underwatt.store.saver import Saver
-
-    Listener = Callable[[Event], None]
-
-TELL_PERIOD_S, TELL_LATE_S = 1.0, 0.5
 
 
 class Pilot:
@@ -60,11 +54,11 @@ class Pilot:
         cost: WorkloadCost | None = None,
         known: Sequence[Measurement] = (),
         references: Sequence[Profile] = (),
-        saver: Saver | None = None,
-        log: RunLog | None = None,
-        inbox: Inbox | None = None,
+        saver: Keeper | None = None,
+        log: EventLog | None = None,
+        inbox: BudgetSource | None = None,
         options: ControlOptions | None = None,
-        listener: Listener | None = None,
+        listener: Callable[[Event], None] | None = None,
         can_pause: bool = True,
         set_modes: bool = True,
         elapsed_s: float = 0.0,
@@ -82,7 +76,7 @@ class Pilot:
         self.score: float | None = None  # of the last test
         self._live, self._convergence, self._cost, self._known = live, convergence, cost, tuple(known)
         self._sizes = tuple(sorted(set(batch_sizes)))
-        self._references, self._log, self._options = references, log, options
+        self._references, self._options = references, options
         self._elapsed_s, self._energy_j = elapsed_s, 0.0
         self._session = Session(device)
         self._meter = Meter(device)
@@ -91,15 +85,14 @@ class Pilot:
         self._controller: Controller | None = None
         self._stack = contextlib.ExitStack()
         self._share_of_sample: dict[int, float] = {}
-        self._begun_s = self._next_tell_s = self._next_tell_here_s = 0.0
+        self._begun_s = 0.0
         self._outcome = "finished"
         self._loss: Any = None
         self._idle_w: float | None = None
-        self._listener, self._can_pause, self._set_modes = listener, can_pause, set_modes
-        self._saver = saver
+        self._can_pause, self._set_modes = can_pause, set_modes
+        self._teller = Teller(log, saver, listener, inbox)
         if inbox is not None:
             live.listen(inbox)
-        self._may_fail = [part for part in (log, inbox, self._saver) if part is not None]
 
     def __enter__(self) -> Self:
         failure: BaseException | None = None
@@ -124,7 +117,7 @@ class Pilot:
             self._check_lowest()
         self._begun_s = self.device.clock.now_s() - self._elapsed_s
         self._meter.listen(self._hear)
-        if self._log is not None:
+        if self._teller.log is not None:
             self._meter.listen(self._log_reading)
         stack.enter_context(self._meter)
         self._controller = self._make_controller()
@@ -221,7 +214,7 @@ class Pilot:
     def power_w(self) -> float:
         """Mean power over the last second; NaN where it cannot be read."""
         try:
-            trace = self._meter.trace(self._now_s() - TELL_PERIOD_S)
+            trace = self._meter.trace(self._now_s() - PERIOD_S)
         except SensorError:
             return math.nan
         return float(trace.power_w.mean()) if len(trace) else math.nan
@@ -354,28 +347,20 @@ class Pilot:
         self._fast.heard(sample.at_s, sample.power_w, self._live.has_news())
 
     def _log_reading(self, sample: PowerSample) -> None:
-        assert self._log is not None
-        self._log.power(sample.at_s - self._begun_s, sample.power_w)
-        is_time = sample.at_s >= self._next_tell_s or time.monotonic() >= self._next_tell_here_s
-        if is_time and self._controller is not None and self._controller.setting is not None:
+        assert self._teller.log is not None
+        self._teller.log.power(sample.at_s - self._begun_s, sample.power_w)
+        controller = self._controller
+        if controller is not None and controller.setting is not None and self._teller.is_progress_due(sample.at_s):
             self._say_progress()
 
     def _tell(self, event: Event) -> None:
-        event = replace(event, at_s=self.elapsed_s)
-        if self._log is not None:
-            self._log.write(event)
-        if self._listener is not None:
-            self._listener(event)
+        self._teller.tell(replace(event, at_s=self.elapsed_s))
         if isinstance(event, Measured):
             self._known += (event.measurement,)
-            if self._saver is not None:
-                self._saver.add(event.measurement)
 
     def _say_news(self) -> None:
-        """A log, store or inbox that fails ends no training; it is said when it begins, and when it is over."""
-        for part in self._may_fail:
-            if news := part.take_news():
-                self.note(*news)
+        for note in self._teller.news():
+            self._tell(note)
 
     def _say_start(self) -> None:
         started_at = datetime.now().astimezone().isoformat(timespec="seconds")
@@ -399,23 +384,16 @@ class Pilot:
         )
 
     def _say_progress_if_late(self) -> None:
-        """Once a second of the device, or of whoever watches a simulated one, whichever comes first.
-
-        With each reading somebody looks whether it is time, so that steps need not wait for a file to be written; this
-        is for when there are no readings.
-        """
-        if self._now_s() >= self._next_tell_s + TELL_LATE_S or time.monotonic() >= self._next_tell_here_s + TELL_LATE_S:
+        if self._teller.is_progress_due(self._now_s(), LATE_S):
             self._say_progress()
 
     def _say_progress(self) -> None:
-        now_s = self._now_s()
-        self._next_tell_s = now_s + TELL_PERIOD_S
-        self._next_tell_here_s = time.monotonic() + TELL_PERIOD_S
-        controller = self.controller
+        now_s, controller, log = self._now_s(), self.controller, self._teller.log
+        self._teller.progress_told(now_s)
         self._say_news()
-        if self._log is None:
+        if log is None:
             return
-        times = self._meter.step_times(now_s - TELL_PERIOD_S)
+        times = self._meter.step_times(now_s - PERIOD_S)
         left_s = self.time_left_s
         self._tell(
             Progressed(
@@ -433,7 +411,7 @@ class Pilot:
                 share=self.share if self._convergence is not None else None,
             )
         )
-        self._log.flush()
+        log.flush()
 
     def _say_end(self, restored: bool, failure: BaseException | None) -> None:
         outcome = self._outcome
@@ -441,8 +419,8 @@ class Pilot:
             outcome = "interrupted" if isinstance(failure, (KeyboardInterrupt, SystemExit)) else "failed"
         error = str(failure) if failure is not None and outcome == "failed" else None
         try:
-            if self._saver is not None and (left := self._saver.close()):
-                self.note("warning", f"{left} measurements could not be stored; this log holds them.")
+            if (note := self._teller.close()) is not None:
+                self._tell(note)
         finally:
             self._say_news()
             self._tell(
@@ -456,8 +434,8 @@ class Pilot:
                     error=error,
                 )
             )
-            if self._log is not None:
-                self._log.flush()
+            if self._teller.log is not None:
+                self._teller.log.flush()
                 self._say_news()
 
 

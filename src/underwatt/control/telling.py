@@ -1,0 +1,98 @@
+"""Telling of a run: events go to its log and to whoever listens, measurements to a store, progress once a second.
+
+The core says here what it needs of a log and of a store; ``runlog`` and ``store`` have them.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from typing import TYPE_CHECKING, Protocol
+
+from underwatt.events import Measured, Noted
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from underwatt.control.live import BudgetSource
+    from underwatt.events import Event
+    from underwatt.records import Measurement
+
+PERIOD_S, LATE_S = 1.0, 0.5
+
+
+class EventLog(Protocol):
+    """Where a run's events and readings go; writing never ends a training."""
+
+    def write(self, event: Event) -> None:
+        """Note an event."""
+
+    def power(self, at_s: float, power_w: float) -> None:
+        """Note a reading."""
+
+    def flush(self) -> None:
+        """Write what was noted."""
+
+    def take_news(self) -> tuple[str, str] | None:
+        """Level and words, where writing has begun to fail, or works again, and nobody was told yet."""
+
+
+class Keeper(Protocol):
+    """Where measurements outlive the run; keeping them never holds up a training."""
+
+    def add(self, measurement: Measurement) -> None:
+        """Keep a measurement, sooner or later."""
+
+    def take_news(self) -> tuple[str, str] | None:
+        """Level and words, where keeping has begun to fail, or works again, and nobody was told yet."""
+
+    def close(self) -> int:
+        """Wait until all is kept, or cannot be; how many measurements could not."""
+
+
+class Teller:
+    """Tells everybody; what fails on the way ends no training, but is said when it begins, and when it is over."""
+
+    def __init__(
+        self,
+        log: EventLog | None,
+        keeper: Keeper | None,
+        listener: Callable[[Event], None] | None,
+        inbox: BudgetSource | None,
+    ) -> None:
+        self.log = log
+        self._keeper, self._listener = keeper, listener
+        self._may_fail = [part for part in (log, inbox, keeper) if part is not None]
+        self._next_s = self._next_here_s = -math.inf
+
+    def tell(self, event: Event) -> None:
+        """Something happened."""
+        if self.log is not None:
+            self.log.write(event)
+        if self._listener is not None:
+            self._listener(event)
+        if isinstance(event, Measured) and self._keeper is not None:
+            self._keeper.add(event.measurement)
+
+    def news(self) -> list[Noted]:
+        """What there is to say of a log, store or inbox that fails, or works again."""
+        said = [news for part in self._may_fail if (news := part.take_news())]
+        return [Noted(level=level, text=text) for level, text in said]
+
+    def is_progress_due(self, now_s: float, late_s: float = 0.0) -> bool:
+        """Once a second of the device, or of whoever watches a simulated one, whichever comes first.
+
+        With each reading somebody looks whether it is time, so that steps need not wait for a file to be written; when
+        there are no readings, a step that is ``late_s`` behind it does.
+        """
+        return now_s >= self._next_s + late_s or time.monotonic() >= self._next_here_s + late_s
+
+    def progress_told(self, now_s: float) -> None:
+        """The next progress is due in a second."""
+        self._next_s, self._next_here_s = now_s + PERIOD_S, time.monotonic() + PERIOD_S
+
+    def close(self) -> Noted | None:
+        """No measurement comes any more; what there is to say of those that could not be kept."""
+        left = self._keeper.close() if self._keeper is not None else 0
+        text = f"{left} measurements could not be stored; this log holds them."
+        return Noted(level="warning", text=text) if left else None
