@@ -15,7 +15,7 @@ from underwatt.planning.choice import choose_setting
 from underwatt.planning.problem import Goal
 from underwatt.records import DeviceInfo, Prediction, WorkloadInfo
 from underwatt.rivals.compare import compare
-from underwatt.store.plans import plan_of, plan_record
+from underwatt.store.exchange import plan_of, plan_record
 
 DEVICE = DeviceInfo("virtual", "Nano", "virtual-nano", "virtual:nano", simulated=True)
 WORKLOAD = WorkloadInfo("resnet18", "abc", {"torch": "2"})

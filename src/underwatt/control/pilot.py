@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from underwatt.records import Measurement, PowerSample, Profile, Setting, WorkloadCost, WorkloadInfo
     from underwatt.runlog.inbox import Inbox
     from underwatt.runlog.log import RunLog
-    from underwatt.store.saver import Saver
+    from underwatt.store.store import Saver
 
     Listener = Callable[[Event], None]
 
