@@ -16,10 +16,7 @@ SOURCE = Path(underwatt.__file__).parent
 # Data flows one way: a folder imports only from its own row and from those before it. The core comes first.
 ORDER = (
     ("errors", "records", "_imports", "_files", "tables"),
-<<<<<<< HEAD
     ("events",),
-=======
->>>>>>> b882d0e (The store speaks sqlite3: no SQLAlchemy, migrations, one table of columns)
     ("budget",),
     ("device",),
     ("measure",),

@@ -290,42 +290,43 @@ def to_row(record: Any) -> dict[str, Any]:
 
 def from_row(record: type[_Record], row: Mapping[str, Any]) -> _Record:
     """A record from what ``to_row`` made of it; columns of something else are passed over."""
-    return from_json(record, _nested(record, row))
+    return cast("_Record", _decoded_record(record, row, record.__name__, is_row=True))
 
 
 class Column(NamedTuple):
     """One field of a record, and so one column of its rows."""
 
     name: str
-    hint: Any
-    required: bool  # in a file: not every field that has a default may be missing there
-
-    @property
-    def kind(self) -> Any:
-        """Its type, without None."""
-        return get_args(self.hint)[0] if get_origin(self.hint) is UnionType else self.hint
+    kind: Any  # its type, without None
+    null: Any  # what null, or a blank cell, stands for: None or NaN; MISSING where it is an error
+    required: bool  # in a file, where not every field that has a default may be missing
+    is_record: bool
 
 
-@cache
-def columns(record: type) -> tuple[Column, ...]:
+def columns(record: Any) -> tuple[Column, ...]:
     """The columns of the rows of a record, in order."""
     found: list[Column] = []
     for column in _fields(record):
-        found.extend(columns(column.kind) if is_dataclass(column.kind) else [column])
+        found.extend(columns(column.kind) if column.is_record else [column])
     return tuple(found)
 
 
 @cache
 def _fields(record: Any) -> tuple[Column, ...]:
     hints = get_type_hints(record, localns=globals())  # other modules may import our records for their types only
-    return tuple(
-        Column(
-            part.name,
-            hints[part.name],
-            (part.default is MISSING and part.default_factory is MISSING) or part.metadata == _SAID,
-        )
-        for part in fields(record)
-    )
+    found = []
+    for part in fields(record):
+        kind, null = _kind(hints[part.name])
+        required = (part.default is MISSING and part.default_factory is MISSING) or part.metadata == _SAID
+        found.append(Column(part.name, kind, null, required, is_dataclass(kind)))
+    return tuple(found)
+
+
+def _kind(hint: Any) -> tuple[Any, Any]:
+    """A type without None, and what null stands for."""
+    if get_origin(hint) is UnionType:
+        return next(one for one in get_args(hint) if one is not NoneType), None
+    return hint, math.nan if hint is float else MISSING
 
 
 def _flat(value: Mapping[str, Any]) -> dict[str, Any]:
@@ -335,49 +336,45 @@ def _flat(value: Mapping[str, Any]) -> dict[str, Any]:
     return row
 
 
-def _nested(record: Any, row: Mapping[str, Any]) -> dict[str, Any]:
-    return {
-        name: _nested(hint, row) if is_dataclass(hint) else row[name]
-        for name, hint, _ in _fields(record)
-        if name in row or is_dataclass(hint)
-    }
-
-
-def _decoded(hint: Any, value: Any, where: str) -> Any:
-    if hint is type(value) and hint is not int:
-        return value
-    origin, arguments = get_origin(hint), get_args(hint)
-    if origin is UnionType:
-        if value is None:
-            return None
-        return _decoded(next(one for one in arguments if one is not NoneType), value, where)
-    if is_dataclass(hint):
-        return _decoded_record(hint, value, where)
+def _decoded(kind: Any, value: Any, where: str, null: Any = MISSING) -> Any:
+    if value is None and null is not MISSING:
+        return null
     try:
-        if origin is tuple and isinstance(value, (list, tuple)):
-            return tuple(_decoded(arguments[0], item, f"{where}[{at}]") for at, item in enumerate(value))
-        if origin is Mapping and isinstance(value, Mapping):
-            return {str(key): _decoded(arguments[1], item, where) for key, item in value.items()}
-        if hint is float and not isinstance(value, (bool, str)):
-            return math.nan if value is None else float(value)
-        if hint is int and not isinstance(value, (bool, str)) and value == int(value) and abs(value) < 2**63:
-            return int(value)  # of a size that a column of the store can hold
-        if isinstance(hint, type) and issubclass(hint, Enum):
-            return hint(value)
+        if kind in (int, float) and not isinstance(value, (bool, str)):
+            # A whole number may stand as 8.0, and has to fit a column of the store.
+            if kind is float or (value == int(value) and abs(value) < 2**63):
+                return kind(value)
+        elif kind in (str, bool) and isinstance(value, kind):
+            return value
+        elif is_dataclass(kind):
+            return _decoded_record(kind, value, where)
+        elif isinstance(kind, type) and issubclass(kind, Enum):
+            return kind(value)
+        elif get_origin(kind) is tuple and isinstance(value, (list, tuple)):
+            of, null = _kind(get_args(kind)[0])
+            return tuple(_decoded(of, item, f"{where}[{at}]", null) for at, item in enumerate(value))
+        elif get_origin(kind) is Mapping and isinstance(value, Mapping):
+            of, null = _kind(get_args(kind)[1])
+            return {str(key): _decoded(of, item, f"{where}.{key}", null) for key, item in value.items()}
     except (TypeError, ValueError, OverflowError):
         pass
     raise InputError(f"{where} cannot be {value!r:.80}.")
 
 
-def _decoded_record(record: Any, value: Any, where: str) -> Any:
+def _decoded_record(record: Any, value: Any, where: str, *, is_row: bool = False) -> Any:
     if not isinstance(value, Mapping):
         raise InputError(f"{where} cannot be {value!r:.80}.")
-    if record is PowerMode and (unknown := value.keys() - set(KNOBS)):  # without it this were another mode
+    if record is PowerMode and not is_row and (unknown := value.keys() - set(KNOBS)):  # without it: another mode
         raise InputError(f"There is no knob {', '.join(sorted(unknown))}; the knobs are {', '.join(KNOBS)}.")
     found = {}
-    for name, hint, required in _fields(record):
-        if name in value:
-            found[name] = _decoded(hint, value[name], f"{where}.{name}")
+    for name, kind, null, required, is_record in _fields(record):
+        if is_row and is_record:
+            found[name] = _decoded_record(kind, value, where, is_row=True)
+        elif name in value:
+            item = value[name]
+            # Nearly every value is as it should be, and a store holds many.
+            fits = type(item) is kind and kind is not int
+            found[name] = item if fits else _decoded(kind, item, f"{where}.{name}", null)
         elif required:
             raise InputError(f"{where} has no {name}.")
     return record(**found)

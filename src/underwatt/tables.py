@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import csv
 import math
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
@@ -32,7 +31,7 @@ def read_measurements(path: Path | str) -> tuple[Measurement, ...]:
         return _powertrain(path, columns, rows, DEFAULT_BATCH_SIZE)
     if len({(row.get("device"), row.get("workload")) for _, row in rows}) > 1:
         raise InputError(f"The table {path} holds more than one profile.", hint="Give a table of one.")
-    return _some(path, tuple(parsed(path, rows, partial(from_cells, Measurement))))
+    return _some(path, tuple(parsed(path, rows, cells_reader(Measurement))))
 
 
 def read_powertrain_table(path: Path | str, *, batch_size: int = DEFAULT_BATCH_SIZE) -> tuple[Measurement, ...]:
@@ -63,10 +62,12 @@ def parsed(path: Path, rows: Rows, parse: Callable[[dict[str, str]], _Item]) -> 
             raise InputError(f"{path}, line {line}: {exc}") from exc
 
 
-def from_cells(kind: type[_Item], cells: Mapping[str, str | None]) -> _Item:
-    """A record from a row of our own export."""
-    numbers = {column.name for column in columns(kind) if column.kind in (int, float)}
-    return from_row(kind, {name: _number(text) if name in numbers else text for name, text in cells.items()})
+def cells_reader(record: type[_Item]) -> Callable[[Mapping[str, str | None]], _Item]:
+    """What makes records of the rows of our own export."""
+    numbers = {column.name for column in columns(record) if column.kind in (int, float)}
+    return lambda cells: from_row(
+        record, {name: _number(text) if name in numbers else text for name, text in cells.items()}
+    )
 
 
 def number_or_nan(text: str) -> float:

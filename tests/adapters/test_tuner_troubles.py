@@ -285,7 +285,7 @@ def test_a_full_store_ends_no_training(tmp_path: Path, monkeypatch: pytest.Monke
         assert saver is not None
         kept = saver._store
         with kept._connected() as connection:
-            [pages] = connection.execute("PRAGMA page_count").fetchone().values()
+            [pages] = connection.execute("PRAGMA page_count").fetchone()
 
         def limited(path: Path, **options: bool) -> sqlite3.Connection:
             connection = connect(path, **options)

@@ -204,9 +204,8 @@ def test_a_full_disk_is_an_error_and_what_was_stored_stays(path: Path) -> None:
     with Store(path) as store:
         store.summaries()
         [connection] = store._idle
-        connection.execute(
-            f"PRAGMA max_page_count = {connection.execute('PRAGMA page_count').fetchone()['page_count']}"
-        )
+        [pages] = connection.execute("PRAGMA page_count").fetchone()
+        connection.execute(f"PRAGMA max_page_count = {pages}")
         many = [Measurement(Setting(PowerMode(gpu_mhz=1), 1), note="x" * 200) for _ in range(200)]
         with pytest.raises(StoreError, match="full"):
             store.add(number, many)

@@ -38,7 +38,7 @@ from underwatt.records import (
     to_json,
     to_row,
 )
-from underwatt.tables import NATIVE_MARK, from_cells, number_or_nan, parsed, read_powertrain_table, read_rows
+from underwatt.tables import NATIVE_MARK, cells_reader, number_or_nan, parsed, read_powertrain_table, read_rows
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -99,7 +99,11 @@ def plan_record(
 def plan_of(record: Mapping[str, Any], whose: str = "This file") -> Plan:
     """The plan that ``plan_record`` wrote; ``InputError`` where it is not whole."""
     try:
-        return from_json(Plan, record["plan"])
+        plan = from_json(Plan, record["plan"])
+        for told in (plan.chosen, *plan.front):
+            if math.isnan(told.time_s.expected + told.power_w.expected + told.energy_j.expected):
+                raise InputError(f"What {told.setting} is expected to take is missing.")  # null, and so NaN
+        return plan
     except (KeyError, InputError) as exc:
         raise InputError(
             f"{whose} holds no whole plan ({exc}).", hint="Plan again with `underwatt plan --out`."
@@ -113,9 +117,9 @@ def read_file(path: Path, *, device_name: str = "", samples_per_epoch: float = 1
     names, rows = read_rows(path)
     name = device_name or path.stem
     if names >= NATIVE_MARK:
-        return Exchanged(profiles=_grouped(path, rows, _native_owners, partial(from_cells, Measurement), Profile))
+        return Exchanged(profiles=_grouped(path, rows, _native_owners, cells_reader(Measurement), Profile))
     if {"workload_name", "samples"} <= names:
-        return Exchanged(convergence=_grouped(path, rows, _native_workload, partial(from_cells, ConvergenceRun), _pair))
+        return Exchanged(convergence=_grouped(path, rows, _native_workload, cells_reader(ConvergenceRun), _pair))
     if {"cores", "time_ms"} <= names:
         workload = WorkloadInfo(path.stem, _id(path.stem))
         return Exchanged(profiles=[Profile(_device(name), workload, tuple(read_powertrain_table(path)))])

@@ -30,10 +30,11 @@ _KEPT = "It was left untouched; name another file with --store."
 _TYPES = {int: "INTEGER", float: "REAL"}
 
 
-def _columns_sql(kind: type) -> str:
+def _columns_sql(record: type) -> str:
+    """The columns of a record; only a number that was not measured, and a knob that is not there, is null."""
     return ", ".join(
-        f"{name} {_TYPES.get(of, 'TEXT')}{' NOT NULL' if null is MISSING else ''}"
-        for name, of, null, _ in columns(kind)
+        f"{column.name} {_TYPES.get(column.kind, 'TEXT')}{' NOT NULL' if column.null is MISSING else ''}"
+        for column in columns(record)
     )
 
 
@@ -62,7 +63,7 @@ def newest_version() -> int:
 
 
 def connect(path: Path, *, look_only: bool = False) -> sqlite3.Connection:
-    """A connection without transactions of its own, whose rows are dictionaries.
+    """A connection that begins no transactions by itself.
 
     One that only looks cannot change the database; without a log beside it not even files are made there.
     """
@@ -72,7 +73,6 @@ def connect(path: Path, *, look_only: bool = False) -> sqlite3.Connection:
     connection = sqlite3.connect(
         database, timeout=BUSY_TIMEOUT_S, isolation_level=None, check_same_thread=False, uri=look_only
     )
-    connection.row_factory = lambda cursor, row: dict(zip([each[0] for each in cursor.description], row, strict=True))
     connection.execute("PRAGMA synchronous = FULL")  # a power cut is a normal event for our users
     connection.execute("PRAGMA foreign_keys = ON")
     return connection
@@ -118,8 +118,7 @@ def version_of(connection: sqlite3.Connection, path: Path) -> int:
     """
 
     def ask(query: str) -> Any:
-        [value] = connection.execute(query).fetchone().values()
-        return value
+        return connection.execute(query).fetchone()[0]
 
     application, version = ask("PRAGMA application_id"), ask("PRAGMA user_version")
     holds_tables = ask("SELECT count(*) FROM sqlite_master") > 0

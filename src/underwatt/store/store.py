@@ -26,6 +26,7 @@ from underwatt.records import (
     Profile,
     Status,
     WorkloadInfo,
+    columns,
     from_json,
     from_row,
     to_json,
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
 STORE_VARIABLE = "UNDERWATT_STORE"
 DEFAULT_NAME = "underwatt.db"
 RETRY_S = 1.0  # how long the saver waits where it could not store
+_MEASUREMENTS = "SELECT * FROM measurements WHERE profile_id = ? ORDER BY id"
 _Item = TypeVar("_Item")
 
 
@@ -134,21 +136,19 @@ class Store:
     def profile(self, profile_id: int) -> Profile:
         """A whole profile."""
         with self._connected() as connection:
-            row = connection.execute("SELECT * FROM profiles WHERE id = ?", [profile_id]).fetchone()
-            if row is None:
-                raise StoreError(
-                    f"The store {self.path} has no profile {profile_id}.", hint="`underwatt store ls` lists them."
-                )
-            return Profile(*_owners(row), _select_measurements(connection, profile_id))
+            for row in _select(connection, "SELECT * FROM profiles WHERE id = ?", profile_id):
+                return Profile(*_owners(row), _select_measurements(connection, profile_id))
+        raise StoreError(f"The store {self.path} has no profile {profile_id}.", hint="`underwatt store ls` lists them.")
 
     def summaries(self) -> tuple[ProfileSummary, ...]:
         """What the store holds, oldest first."""
         query = (
             "SELECT profiles.*, count(measurements.id) AS measured, coalesce(sum(status IN (?, ?)), 0) AS usable"
-            " FROM profiles LEFT JOIN measurements ON profile_id = profiles.id GROUP BY profiles.id ORDER BY profiles.id"
+            " FROM profiles LEFT JOIN measurements ON profile_id = profiles.id"
+            " GROUP BY profiles.id ORDER BY profiles.id"
         )
         with self._connected() as connection:
-            rows = connection.execute(query, [Status.OK.value, Status.THROTTLED.value]).fetchall()
+            rows = list(_select(connection, query, Status.OK.value, Status.THROTTLED.value))
         return tuple(
             ProfileSummary(row["id"], *_owners(row), row["measured"], row["usable"], row["created_at"]) for row in rows
         )
@@ -173,13 +173,12 @@ class Store:
             taken: list[tuple[int, int]] = []
             for profile in profiles:
                 number = _find_profile_id(connection, profile.device, profile.workload)
-                fresh = _not_among(profile.measurements, _select_measurements(connection, number))
+                fresh = _not_among(profile.measurements, _select(connection, _MEASUREMENTS, number))
                 _insert_measurements(connection, number, fresh)
                 taken.append((number, len(fresh)))
             counts: list[int] = []
             for workload, runs in convergence:
-                query = "SELECT * FROM convergence_runs WHERE workload_id = ?"
-                known = [from_row(ConvergenceRun, row) for row in connection.execute(query, [workload.id])]
+                known = _select(connection, "SELECT * FROM convergence_runs WHERE workload_id = ?", workload.id)
                 fresh_runs = _not_among(runs, known)
                 _insert_convergence(connection, workload, fresh_runs)
                 counts.append(len(fresh_runs))
@@ -189,7 +188,7 @@ class Store:
         """Every workload's convergence runs, oldest first."""
         found: dict[str, tuple[str, list[ConvergenceRun]]] = {}
         with self._connected() as connection:
-            for row in connection.execute("SELECT * FROM convergence_runs ORDER BY id"):
+            for row in _select(connection, "SELECT * FROM convergence_runs ORDER BY id"):
                 _, runs = found.setdefault(row["workload_id"], (row["workload"], []))
                 runs.append(from_row(ConvergenceRun, row))
         return tuple((from_json(WorkloadInfo, json.loads(text)), tuple(runs)) for text, runs in found.values())
@@ -261,14 +260,19 @@ def _find_profile_id(connection: sqlite3.Connection, device: DeviceInfo, workloa
     """The number of a profile, made where there is none; other software makes another profile."""
     software = json.dumps([to_json(dict(info.software)) for info in (device, workload)], sort_keys=True)
     identity = (device.id, workload.id, hashlib.sha256(software.encode()).hexdigest()[:16])
-    found = connection.execute(
-        "SELECT id FROM profiles WHERE (device_id, workload_id, software_id) = (?, ?, ?)", identity
-    ).fetchone()
-    if found is not None:
+    query = "SELECT id FROM profiles WHERE (device_id, workload_id, software_id) = (?, ?, ?)"
+    for found in _select(connection, query, *identity):
         return int(found["id"])
     row = dict(zip(("device_id", "workload_id", "software_id"), identity, strict=True))
     row |= {"device": json.dumps(to_json(device)), "workload": json.dumps(to_json(workload)), "created_at": _now()}
     return _insert(connection, "profiles", [row])
+
+
+def _select(connection: sqlite3.Connection, query: str, *values: object) -> Iterator[dict[str, Any]]:
+    """The rows that a query finds, by the names of their columns."""
+    cursor = connection.execute(query, values)
+    names = [column[0] for column in cursor.description]
+    return (dict(zip(names, row, strict=True)) for row in cursor)
 
 
 def _insert(connection: sqlite3.Connection, table: str, rows: Sequence[Mapping[str, Any]]) -> int:
@@ -291,12 +295,11 @@ def _insert_convergence(connection: sqlite3.Connection, workload: WorkloadInfo, 
 
 
 def _select_measurements(connection: sqlite3.Connection, profile_id: int) -> tuple[Measurement, ...]:
-    rows = connection.execute("SELECT * FROM measurements WHERE profile_id = ? ORDER BY id", [profile_id])
-    return tuple(from_row(Measurement, row) for row in rows)
+    return tuple(from_row(Measurement, row) for row in _select(connection, _MEASUREMENTS, profile_id))
 
 
 def _select_plans(connection: sqlite3.Connection) -> tuple[KeptPlan, ...]:
-    rows = connection.execute("SELECT * FROM plans ORDER BY id").fetchall()
+    rows = _select(connection, "SELECT * FROM plans ORDER BY id")
     return tuple(KeptPlan(row["id"], json.loads(row["record"]), row["created_at"]) for row in rows)
 
 
@@ -304,12 +307,13 @@ def _owners(row: Mapping[str, Any]) -> tuple[DeviceInfo, WorkloadInfo]:
     return from_json(DeviceInfo, json.loads(row["device"])), from_json(WorkloadInfo, json.loads(row["workload"]))
 
 
-def _not_among(items: Sequence[_Item], known: Iterable[_Item]) -> list[_Item]:
-    """The items that are not known; one that stands twice is known only where it is known twice."""
-    spare = Counter(tuple(to_row(item).items()) for item in known)
+def _not_among(items: Sequence[_Item], known: Iterable[Mapping[str, Any]]) -> list[_Item]:
+    """The items that are in no known row; one that stands twice is known only where it is known twice."""
+    names = [column.name for column in columns(type(items[0]))] if items else []
+    spare = Counter(tuple(row[name] for name in names) for row in known)
     fresh = []
     for item in items:
-        key = tuple(to_row(item).items())
+        key = tuple(to_row(item).values())
         if spare[key] > 0:
             spare[key] -= 1
         else:
