@@ -67,6 +67,13 @@ def test_a_damaged_plan_is_refused_or_still_a_plan(path: tuple[str, ...], junk: 
     assert again.setting.batch_size >= 1
 
 
+def test_a_plan_without_its_figures_is_refused() -> None:
+    record = copy.deepcopy(RECORD)
+    record["plan"]["chosen"]["power_w"]["expected"] = None
+    with pytest.raises(InputError, match="expected to take is missing"):
+        plan_of(record)
+
+
 @pytest.mark.parametrize("missing", ["chosen", "budget", "goal", "front", "reason"])
 def test_what_is_missing_is_named(missing: str) -> None:
     record = copy.deepcopy(RECORD)

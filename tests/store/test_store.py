@@ -23,6 +23,7 @@ from underwatt.records import (
     Setting,
     Status,
     WorkloadInfo,
+    columns,
 )
 from underwatt.store import schema
 from underwatt.store.store import Store, default_store_path
@@ -373,6 +374,15 @@ def test_taking_in_is_all_or_nothing(path: Path) -> None:
         with pytest.raises(RuntimeError):
             store.take_in(profiles())  # type: ignore[arg-type]
         assert store.summaries() == ()
+
+
+def test_a_new_field_of_a_record_is_a_column_of_a_new_store(path: Path) -> None:
+    make(path)
+    connection = sqlite3.connect(path)
+    for table, record in (("measurements", Measurement), ("convergence_runs", ConvergenceRun)):
+        found = {row[1] for row in connection.execute(f"PRAGMA table_info({table})")}
+        assert found >= {column.name for column in columns(record)}
+    connection.close()
 
 
 def _add_note(connection: sqlite3.Connection) -> None:

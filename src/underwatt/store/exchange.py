@@ -99,7 +99,7 @@ def plan_record(
 def plan_of(record: Mapping[str, Any], whose: str = "This file") -> Plan:
     """The plan that ``plan_record`` wrote; ``InputError`` where it is not whole."""
     try:
-        plan = from_json(Plan, record["plan"])
+        plan = from_json(Plan, record["plan"], "plan")
         for told in (plan.chosen, *plan.front):
             if math.isnan(told.time_s.expected + told.power_w.expected + told.energy_j.expected):
                 raise InputError(f"What {told.setting} is expected to take is missing.")  # null, and so NaN
@@ -170,7 +170,7 @@ def _plan_in(record: dict[str, Any], path: Path) -> Exchanged:
 
 def _profile_in(record: dict[str, Any], path: Path) -> Exchanged:
     try:
-        runs = from_json(tuple[ConvergenceRun, ...], record.pop("convergence"))
+        runs = from_json(tuple[ConvergenceRun, ...], record.pop("convergence"), "convergence")
         profile = from_json(Profile, record)
     except (KeyError, InputError) as exc:
         raise InputError(f"{path} is a damaged profile ({exc}).", hint="Export it again.") from exc

@@ -15,6 +15,7 @@ from collections import Counter
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from datetime import datetime, timezone
+from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -310,10 +311,11 @@ def _owners(row: Mapping[str, Any]) -> tuple[DeviceInfo, WorkloadInfo]:
 def _not_among(items: Sequence[_Item], known: Iterable[Mapping[str, Any]]) -> list[_Item]:
     """The items that are in no known row; one that stands twice is known only where it is known twice."""
     names = [column.name for column in columns(type(items[0]))] if items else []
-    spare = Counter(tuple(row[name] for name in names) for row in known)
+    key_of = itemgetter(*names) if names else tuple
+    spare = Counter(map(key_of, known))
     fresh = []
     for item in items:
-        key = tuple(to_row(item).values())
+        key = key_of(to_row(item))
         if spare[key] > 0:
             spare[key] -= 1
         else:
