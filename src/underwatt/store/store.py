@@ -310,8 +310,9 @@ def _owners(row: Mapping[str, Any]) -> tuple[DeviceInfo, WorkloadInfo]:
 
 def _not_among(items: Sequence[_Item], known: Iterable[Mapping[str, Any]]) -> list[_Item]:
     """The items that are in no known row; one that stands twice is known only where it is known twice."""
-    names = [column.name for column in columns(type(items[0]))] if items else []
-    key_of = itemgetter(*names) if names else tuple
+    if not items:
+        return []
+    key_of = itemgetter(*(column.name for column in columns(type(items[0]))))
     spare = Counter(map(key_of, known))
     fresh = []
     for item in items:
