@@ -11,13 +11,15 @@ from dataclasses import MISSING, dataclass, field, fields, is_dataclass, replace
 from enum import Enum
 from functools import cache
 from types import NoneType, UnionType
-from typing import TYPE_CHECKING, Any, TypeVar, cast, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast, get_args, get_origin, get_type_hints
 
 from underwatt.errors import InputError
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
+
+_SAID = {"said": True}  # of a field with a default that files hold all the same: without it they are damaged
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,8 +179,8 @@ class Measurement:
     """
 
     setting: Setting
-    step_s: float = math.nan
-    power_w: float = math.nan
+    step_s: float = field(default=math.nan, metadata=_SAID)
+    power_w: float = field(default=math.nan, metadata=_SAID)
     peak_w: float = math.nan
     energy_j: float = math.nan  # over the measured window
     window_s: float = math.nan  # the measured window; settling and warm-up are not in it
@@ -188,18 +190,13 @@ class Measurement:
     steps: int = 0
     samples: int = 0
     missed_samples: int = 0
-    status: Status = Status.OK
+    status: Status = field(default=Status.OK, metadata=_SAID)
     note: str = ""
 
     @property
     def usable(self) -> bool:
         """Whether time and power were measured."""
         return self.status in (Status.OK, Status.THROTTLED)
-
-
-# The fields of a measurement by their kind, for stores and files.
-FIGURES = ("step_s", "power_w", "peak_w", "energy_j", "window_s", "cost_s", "step_s_ci95", "power_w_ci95")
-COUNTS = ("steps", "samples", "missed_samples")
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,6 +226,10 @@ class ConvergenceRun:
     learning_rate: float = math.nan
     given_up_samples: float = math.nan
 
+    def __post_init__(self) -> None:
+        if not math.isfinite(self.target):
+            raise InputError(f"The target of a convergence run must be a number, not {self.target!r}.")
+
     @property
     def reached(self) -> bool:
         """Whether the target was reached at all."""
@@ -246,6 +247,12 @@ class Prediction:
 
     def __len__(self) -> int:
         return len(self.log_step_s)
+
+
+# The codec: every record as JSON values, and flat ones as rows of the store and of CSV files. All of it follows from
+# the fields of the dataclass, so that a new field is in every form at once.
+
+_Record = TypeVar("_Record")
 
 
 def to_json(value: Any) -> Any:
@@ -267,9 +274,6 @@ def to_json(value: Any) -> Any:
     return value
 
 
-_Record = TypeVar("_Record")
-
-
 def from_json(record: type[_Record], value: Any, where: str = "") -> _Record:
     """A record from what ``to_json`` made of it; raises ``InputError`` that names the field that makes no sense.
 
@@ -279,44 +283,98 @@ def from_json(record: type[_Record], value: Any, where: str = "") -> _Record:
     return cast("_Record", _decoded(record, value, where or record.__name__))
 
 
+def to_row(record: Any) -> dict[str, Any]:
+    """A record as one flat row: the values of the records inside it stand beside its own."""
+    return _flat(to_json(record))
+
+
+def from_row(record: type[_Record], row: Mapping[str, Any]) -> _Record:
+    """A record from what ``to_row`` made of it; columns of something else are passed over."""
+    return cast("_Record", _decoded_record(record, row, record.__name__, is_row=True))
+
+
+class Column(NamedTuple):
+    """One field of a record, and so one column of its rows."""
+
+    name: str
+    kind: Any  # its type, without None
+    null: Any  # what null, or a blank cell, stands for: None or NaN; MISSING where it is an error
+    required: bool  # in a file, where not every field that has a default may be missing
+    is_record: bool
+
+
+def columns(record: Any) -> tuple[Column, ...]:
+    """The columns of the rows of a record, in order."""
+    found: list[Column] = []
+    for column in _fields(record):
+        found.extend(columns(column.kind) if column.is_record else [column])
+    return tuple(found)
+
+
 @cache
-def _hints(record: type) -> dict[str, Any]:
-    return get_type_hints(record)
+def _fields(record: Any) -> tuple[Column, ...]:
+    hints = get_type_hints(record, localns=globals())  # other modules may import our records for their types only
+    found = []
+    for part in fields(record):
+        kind, null = _kind(hints[part.name])
+        required = (part.default is MISSING and part.default_factory is MISSING) or part.metadata == _SAID
+        found.append(Column(part.name, kind, null, required, is_dataclass(kind)))
+    return tuple(found)
 
 
-def _decoded(hint: Any, value: Any, where: str) -> Any:
-    origin, arguments = get_origin(hint), get_args(hint)
-    if origin is UnionType:
-        if value is None:
-            return None
-        return _decoded(next(one for one in arguments if one is not NoneType), value, where)
-    if is_dataclass(hint):
-        return _decoded_record(hint, value, where)
+def _kind(hint: Any) -> tuple[Any, Any]:
+    """A type without None, and what null stands for."""
+    if get_origin(hint) is UnionType:
+        return next(one for one in get_args(hint) if one is not NoneType), None
+    return hint, math.nan if hint is float else MISSING
+
+
+def _flat(value: Mapping[str, Any]) -> dict[str, Any]:
+    row: dict[str, Any] = {}
+    for name, item in value.items():
+        row |= _flat(item) if isinstance(item, dict) else {name: item}
+    return row
+
+
+def _decoded(kind: Any, value: Any, where: str, null: Any = MISSING) -> Any:
+    if value is None and null is not MISSING:
+        return null
     try:
-        if origin is tuple and isinstance(value, (list, tuple)):
-            return tuple(_decoded(arguments[0], item, where) for item in value)
-        if origin is Mapping and isinstance(value, Mapping):
-            return {str(key): _decoded(arguments[1], item, where) for key, item in value.items()}
-        if hint is float and not isinstance(value, (bool, str)):
-            return math.nan if value is None else float(value)
-        if hint is int and not isinstance(value, (bool, str)) and value == int(value):
-            return int(value)
-        if isinstance(hint, type) and issubclass(hint, Enum):
-            return hint(value)
-        if hint in (str, bool) and isinstance(value, hint):
+        if kind in (int, float) and not isinstance(value, (bool, str)):
+            # A whole number may stand as 8.0, and has to fit a column of the store.
+            if kind is float or (value == int(value) and abs(value) < 2**63):
+                return kind(value)
+        elif kind in (str, bool) and isinstance(value, kind):
             return value
+        elif is_dataclass(kind):
+            return _decoded_record(kind, value, where)
+        elif isinstance(kind, type) and issubclass(kind, Enum):
+            return kind(value)
+        elif get_origin(kind) is tuple and isinstance(value, (list, tuple)):
+            of, null = _kind(get_args(kind)[0])
+            return tuple(_decoded(of, item, f"{where}[{at}]", null) for at, item in enumerate(value))
+        elif get_origin(kind) is Mapping and isinstance(value, Mapping):
+            of, null = _kind(get_args(kind)[1])
+            return {str(key): _decoded(of, item, f"{where}.{key}", null) for key, item in value.items()}
     except (TypeError, ValueError, OverflowError):
         pass
     raise InputError(f"{where} cannot be {value!r:.80}.")
 
 
-def _decoded_record(record: Any, value: Any, where: str) -> Any:
+def _decoded_record(record: Any, value: Any, where: str, *, is_row: bool = False) -> Any:
     if not isinstance(value, Mapping):
         raise InputError(f"{where} cannot be {value!r:.80}.")
+    if record is PowerMode and not is_row and (unknown := value.keys() - set(KNOBS)):  # without it: another mode
+        raise InputError(f"There is no knob {', '.join(sorted(unknown))}; the knobs are {', '.join(KNOBS)}.")
     found = {}
-    for part in fields(record):
-        if part.name in value:
-            found[part.name] = _decoded(_hints(record)[part.name], value[part.name], f"{where}.{part.name}")
-        elif part.default is MISSING and part.default_factory is MISSING:
-            raise InputError(f"{where} has no {part.name}.")
+    for name, kind, null, required, is_record in _fields(record):
+        if is_row and is_record:
+            found[name] = _decoded_record(kind, value, where, is_row=True)
+        elif name in value:
+            item = value[name]
+            # Nearly every value is as it should be, and a store holds many.
+            fits = type(item) is kind and kind is not int
+            found[name] = item if fits else _decoded(kind, item, f"{where}.{name}", null)
+        elif required:
+            raise InputError(f"{where} has no {name}.")
     return record(**found)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import math
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from underwatt.errors import InputError
-from underwatt.records import COUNTS, FIGURES, KNOBS, Measurement, PowerMode, Setting, Status
+from underwatt.records import Measurement, PowerMode, Setting, columns, from_row
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -30,7 +31,7 @@ def read_measurements(path: Path | str) -> tuple[Measurement, ...]:
         return _powertrain(path, columns, rows, DEFAULT_BATCH_SIZE)
     if len({(row.get("device"), row.get("workload")) for _, row in rows}) > 1:
         raise InputError(f"The table {path} holds more than one profile.", hint="Give a table of one.")
-    return _some(path, tuple(parsed(path, rows, native_measurement)))
+    return _some(path, tuple(parsed(path, rows, cells_reader(Measurement))))
 
 
 def read_powertrain_table(path: Path | str, *, batch_size: int = DEFAULT_BATCH_SIZE) -> tuple[Measurement, ...]:
@@ -61,18 +62,27 @@ def parsed(path: Path, rows: Rows, parse: Callable[[dict[str, str]], _Item]) -> 
             raise InputError(f"{path}, line {line}: {exc}") from exc
 
 
-def native_measurement(row: Mapping[str, str]) -> Measurement:
-    """A measurement from a row of our own export."""
-    mode = PowerMode.of({name: float(row[name]) for name in KNOBS if row[name]})
-    figures: dict[str, Any] = {name: number_or_nan(row[name]) for name in FIGURES}
-    figures |= {name: int(row[name]) for name in COUNTS}
-    setting = Setting(mode, int(row["batch_size"]))
-    return Measurement(setting, **figures, status=Status(row["status"]), note=row["note"])
+def cells_reader(record: type[_Item]) -> Callable[[Mapping[str, str | None]], _Item]:
+    """What makes records of the rows of our own export."""
+    numbers = {column.name for column in columns(record) if column.kind in (int, float)}
+    return lambda cells: from_row(
+        record, {name: _number(text) if name in numbers else text for name, text in cells.items()}
+    )
 
 
 def number_or_nan(text: str) -> float:
     """A number; blank stands for none."""
     return float(text) if text and text.lower() != "nan" else math.nan
+
+
+def _number(text: str | None) -> float | str | None:
+    """The number in a cell, nothing for a blank one; other text as it is, for its column to refuse."""
+    if not text or text.lower() == "nan":
+        return None
+    for kind in (int, float):
+        with contextlib.suppress(ValueError):
+            return kind(text)
+    return text
 
 
 def _some(path: Path, found: tuple[Measurement, ...]) -> tuple[Measurement, ...]:

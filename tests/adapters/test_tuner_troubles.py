@@ -23,6 +23,7 @@ from underwatt.drivers.virtual.boards import BOARDS
 from underwatt.drivers.virtual.sysfs import SysfsBoard
 from underwatt.errors import ApplyError, BudgetError, InputError, OutOfMemoryError, SensorError
 from underwatt.runlog.inbox import post_budget, running_runs
+from underwatt.store.schema import connect
 from underwatt.store.store import Store
 
 CHILD = Path(__file__).parents[1] / "helpers" / "tuner_child.py"
@@ -277,25 +278,25 @@ def test_a_log_that_could_not_be_written_for_a_while_tells_of_it(
     assert "The log can be written again." in notes(tmp_path, "info")
 
 
-def test_a_full_store_ends_no_training(tmp_path: Path) -> None:
-    import sqlalchemy as sa
-
+def test_a_full_store_ends_no_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     begun_s = time.monotonic()
     with tuned(virtual(), folder=tmp_path, store=tmp_path / "store.db") as tuner:
         saver = tuner._pilot._teller._keeper
         assert saver is not None
         kept = saver._store
-        with kept._engine.connect() as connection:
-            pages = connection.exec_driver_sql("PRAGMA page_count").scalar_one()
+        with kept._connected() as connection:
+            [pages] = connection.execute("PRAGMA page_count").fetchone()
 
-        def limit(connection: sqlite3.Connection, _: object) -> None:
+        def limited(path: Path, **options: bool) -> sqlite3.Connection:
+            connection = connect(path, **options)
             connection.execute(f"PRAGMA max_page_count = {pages}")
+            return connection
 
-        sa.event.listen(kept._engine, "connect", limit)
-        kept._engine.dispose()
-        train(tuner, 30)
-        sa.event.remove(kept._engine, "connect", limit)
-        kept._engine.dispose()
+        with monkeypatch.context() as patch:
+            patch.setattr("underwatt.store.store.connect", limited)
+            kept.close()
+            train(tuner, 30)
+        kept.close()
         train(tuner, 15)
     assert time.monotonic() - begun_s < 20
     with Store(tmp_path / "store.db", create=False) as store:

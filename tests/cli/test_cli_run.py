@@ -301,7 +301,7 @@ def test_a_job_that_fails_ends_with_1_and_puts_back(capsys: pytest.CaptureFixtur
 def test_a_store_that_another_process_holds_is_said(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("underwatt.store.rows._BUSY_TIMEOUT_S", 0.2)
+    monkeypatch.setattr("underwatt.store.schema.BUSY_TIMEOUT_S", 0.2)
     common = ["run", "job.py:one_size", *NANO, "--budget", "3W", "--limit", "16"]
     assert run(*common) == 0
     with sqlite3.connect("underwatt.db") as other:

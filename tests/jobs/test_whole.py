@@ -116,7 +116,7 @@ def test_a_folder_that_cannot_be_made_is_said(tmp_path: Path) -> None:
 
 
 def test_a_store_that_is_locked_on_the_way_ends_no_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("underwatt.store.rows._BUSY_TIMEOUT_S", 0.1)
+    monkeypatch.setattr("underwatt.store.schema.BUSY_TIMEOUT_S", 0.1)
     other = sqlite3.connect(tmp_path / "store.db", isolation_level=None)
 
     def lock(event: Event) -> None:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import csv
 from typing import TYPE_CHECKING
 
 import pytest
@@ -8,7 +9,7 @@ from hypothesis import strategies as st
 from test_store import DEVICE, WORKLOAD, measurements
 
 from underwatt.errors import InputError
-from underwatt.records import ConvergenceRun, PowerMode, Profile
+from underwatt.records import ConvergenceRun, Measurement, PowerMode, Profile, Setting
 from underwatt.store.exchange import read_file, write_convergence, write_profile
 
 if TYPE_CHECKING:
@@ -116,6 +117,60 @@ def test_the_real_tables_are_read(data_dir: Path) -> None:
     assert sum(len(profile.measurements) for profile in power) == 294
     assert sum(len(runs) for _, runs in train) == 2184
     assert {profile.workload.id for profile in power} & {workload.id for workload, _ in train}
+
+
+def test_files_exported_before_runs_said_where_they_were_given_up_are_read(tmp_path: Path) -> None:
+    path = tmp_path / "runs.csv"
+    path.write_text(
+        "workload_name,workload_id,workload,batch_size,target,samples,seed,learning_rate\n"
+        'w,i,"{""name"": ""w"", ""id"": ""i"", ""software"": {}}",8,0.9,,3,0.001\n'
+    )
+    [(workload, runs)] = read_file(path).convergence
+    assert workload.name == "w"
+    assert repr(runs) == repr((ConvergenceRun(8, 0.9, float("nan"), 3, 1e-3),))
+
+
+def _exported(path: Path) -> dict[str, str]:
+    """The one row of an exported profile."""
+    with path.open("w", newline="", encoding="utf-8") as file:
+        write_profile(Profile(DEVICE, WORKLOAD, (Measurement(Setting(PowerMode(gpu_mhz=1.0), 8), 0.1, 5.0),)), file)
+    with path.open(newline="", encoding="utf-8") as file:
+        [row] = csv.DictReader(file)
+    return row
+
+
+def _write_row(path: Path, row: dict[str, str]) -> None:
+    with path.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, row)
+        writer.writeheader()
+        writer.writerow(row)
+
+
+@pytest.mark.parametrize(
+    ("column", "cell", "message"),
+    [
+        ("power_w", "much", r"line 2: Measurement\.power_w cannot be 'much'"),
+        ("batch_size", "", r"line 2: Measurement\.batch_size cannot be None"),
+        ("steps", "1.5", r"line 2: Measurement\.steps cannot be 1\.5"),
+        ("status", "fine", r"line 2: Measurement\.status cannot be 'fine'"),
+        ("device", "{}", "line 2: DeviceInfo has no backend"),
+        ("workload", "[", "line 2"),
+    ],
+)
+def test_a_cell_of_the_wrong_type_is_named_with_its_line(tmp_path: Path, column: str, cell: str, message: str) -> None:
+    path = tmp_path / "profile.csv"
+    _write_row(path, {**_exported(path), column: cell})
+    with pytest.raises(InputError, match=message):
+        read_file(path)
+
+
+def test_a_table_that_lost_a_column_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "profile.csv"
+    row = _exported(path)
+    del row["power_w"]
+    _write_row(path, row)
+    with pytest.raises(InputError, match="line 2: Measurement has no power_w"):
+        read_file(path)
 
 
 def test_a_byte_order_mark_is_no_part_of_the_first_column(tmp_path: Path) -> None:

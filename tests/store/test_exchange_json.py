@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from test_store import DEVICE, WORKLOAD, measurements
 
 from underwatt.errors import InputError
-from underwatt.records import ConvergenceRun, Measurement, Profile, to_json
+from underwatt.records import ConvergenceRun, Measurement, PowerMode, Profile, Setting, to_json
 from underwatt.store.exchange import read_file, write_profile_with_convergence
 
 if TYPE_CHECKING:
@@ -57,6 +57,28 @@ def test_a_plan_is_taken_as_it_is(tmp_path: Path, encoding: str) -> None:
 def test_other_json_is_an_input_error(tmp_path: Path, text: str, message: str) -> None:
     path = tmp_path / "file.json"
     path.write_text(text)
+    with pytest.raises(InputError, match=message):
+        read_file(path)
+
+
+@pytest.mark.parametrize(
+    ("part", "field", "value", "message"),
+    [
+        ("measurements", "power_w", "much", r"damaged profile \(Profile\.measurements\[0\]\.power_w cannot be 'much'"),
+        ("measurements", "steps", "3", r"steps cannot be '3'"),
+        ("measurements", "setting", None, r"setting cannot be None"),
+        ("convergence", "target", "0.9", r"damaged profile \(convergence\[0\]\.target cannot be '0\.9'"),
+        ("convergence", "batch_size", 1.5, r"batch_size cannot be 1\.5"),
+    ],
+)
+def test_a_field_of_the_wrong_type_is_named(tmp_path: Path, part: str, field: str, value: object, message: str) -> None:
+    path = tmp_path / "both.json"
+    profile = Profile(DEVICE, WORKLOAD, (Measurement(Setting(PowerMode(gpu_mhz=1.0), 8), 0.1, 5.0),))
+    with path.open("w", encoding="utf-8") as file:
+        write_profile_with_convergence(profile, RUNS, file)
+    record = json.loads(path.read_text())
+    record[part][0][field] = value
+    path.write_text(json.dumps(record))
     with pytest.raises(InputError, match=message):
         read_file(path)
 

@@ -15,7 +15,7 @@ from underwatt.planning.choice import choose_setting
 from underwatt.planning.problem import Goal
 from underwatt.records import DeviceInfo, Prediction, WorkloadInfo
 from underwatt.rivals.compare import compare
-from underwatt.store.plans import plan_of, plan_record
+from underwatt.store.exchange import plan_of, plan_record
 
 DEVICE = DeviceInfo("virtual", "Nano", "virtual-nano", "virtual:nano", simulated=True)
 WORKLOAD = WorkloadInfo("resnet18", "abc", {"torch": "2"})
@@ -65,6 +65,13 @@ def test_a_damaged_plan_is_refused_or_still_a_plan(path: tuple[str, ...], junk: 
     except InputError:
         return
     assert again.setting.batch_size >= 1
+
+
+def test_a_plan_without_its_figures_is_refused() -> None:
+    record = copy.deepcopy(RECORD)
+    record["plan"]["chosen"]["power_w"]["expected"] = None
+    with pytest.raises(InputError, match="expected to take is missing"):
+        plan_of(record)
 
 
 @pytest.mark.parametrize("missing", ["chosen", "budget", "goal", "front", "reason"])

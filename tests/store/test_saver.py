@@ -8,9 +8,8 @@ import pytest
 
 from underwatt.errors import StoreError
 from underwatt.records import DeviceInfo, Measurement, PowerMode, Setting, WorkloadInfo
-from underwatt.store import saver
-from underwatt.store.saver import Saver
-from underwatt.store.store import Store
+from underwatt.store import store as store_module
+from underwatt.store.store import Saver, Store
 
 DEVICE, WORKLOAD = DeviceInfo("made up", "board", "id", "made-up:board"), WorkloadInfo("job", "0123")
 
@@ -50,7 +49,7 @@ class Failing:
 
 
 def test_a_store_that_fails_is_said_once_and_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(saver, "RETRY_S", 0.02)
+    monkeypatch.setattr(store_module, "RETRY_S", 0.02)
     store = Failing()
     saving = Saver(store, DEVICE, WORKLOAD)  # type: ignore[arg-type]
     begun_s = time.monotonic()

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import math
 import multiprocessing
 import os
 import shutil
@@ -24,9 +23,9 @@ from underwatt.records import (
     Setting,
     Status,
     WorkloadInfo,
-    to_json,
+    columns,
 )
-from underwatt.store.rows import SCHEMA_VERSION
+from underwatt.store import schema
 from underwatt.store.store import Store, default_store_path
 
 DEVICE = DeviceInfo("virtual", "Nano", "virtual-nano", "virtual:nano", simulated=True, software={"driver": "1"})
@@ -162,7 +161,7 @@ def test_a_database_of_another_program_is_refused_and_untouched(path: Path) -> N
 def test_a_newer_store_is_refused_and_untouched(path: Path) -> None:
     make(path)
     connection = sqlite3.connect(path)
-    connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION + 1}")
+    connection.execute(f"PRAGMA user_version = {schema.newest_version() + 1}")
     connection.commit()
     connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
     connection.close()
@@ -204,16 +203,10 @@ def test_a_folder_that_cannot_be_made_is_an_error(tmp_path: Path) -> None:
 def test_a_full_disk_is_an_error_and_what_was_stored_stays(path: Path) -> None:
     number = make(path)
     with Store(path) as store:
-        with store._engine.connect() as connection:
-            pages = connection.exec_driver_sql("PRAGMA page_count").scalar_one()
-
-        def limit(connection: sqlite3.Connection, _: object) -> None:
-            connection.execute(f"PRAGMA max_page_count = {pages}")
-
-        import sqlalchemy as sa
-
-        sa.event.listen(store._engine, "connect", limit)
-        store._engine.dispose()
+        store.summaries()
+        [connection] = store._idle
+        [pages] = connection.execute("PRAGMA page_count").fetchone()
+        connection.execute(f"PRAGMA max_page_count = {pages}")
         many = [Measurement(Setting(PowerMode(gpu_mhz=1), 1), note="x" * 200) for _ in range(200)]
         with pytest.raises(StoreError, match="full"):
             store.add(number, many)
@@ -273,13 +266,13 @@ def test_another_programs_database_in_its_log_is_refused_and_untouched(
 def test_a_newer_version_that_is_only_in_the_log_is_refused_and_untouched(path: Path) -> None:
     make(path)
     writer = sqlite3.connect(path)
-    writer.execute(f"PRAGMA user_version = {SCHEMA_VERSION + 1}")
+    writer.execute(f"PRAGMA user_version = {schema.newest_version() + 1}")
     writer.commit()
     before = _wal_files(path)
     with pytest.raises(StoreError, match="newer Underwatt"):
         Store(path)
     assert _wal_files(path) == before
-    assert writer.execute("PRAGMA user_version").fetchone() == (SCHEMA_VERSION + 1,)
+    assert writer.execute("PRAGMA user_version").fetchone() == (schema.newest_version() + 1,)
     writer.close()
 
 
@@ -383,16 +376,89 @@ def test_taking_in_is_all_or_nothing(path: Path) -> None:
         assert store.summaries() == ()
 
 
-def test_a_store_from_before_runs_said_where_they_were_given_up_still_works(path: Path) -> None:
-    with Store(path) as store:
-        store.add_convergence(WORKLOAD, [ConvergenceRun(8, 0.9, 500.0, 0, 1e-3)])
+def test_a_new_field_of_a_record_is_a_column_of_a_new_store(path: Path) -> None:
+    make(path)
     connection = sqlite3.connect(path)
-    connection.execute("ALTER TABLE convergence_runs DROP COLUMN given_up_samples")
+    for table, record in (("measurements", Measurement), ("convergence_runs", ConvergenceRun)):
+        found = {row[1] for row in connection.execute(f"PRAGMA table_info({table})")}
+        assert found >= {column.name for column in columns(record)}
     connection.close()
-    given_up = ConvergenceRun(8, 0.9, math.nan, 1, 1e-3, given_up_samples=900.0)
+
+
+def _add_note(connection: sqlite3.Connection) -> None:
+    connection.execute("ALTER TABLE plans ADD COLUMN note TEXT NOT NULL DEFAULT 'from before'")
+
+
+def _notes(path: Path) -> list[tuple[str]]:
+    connection = sqlite3.connect(path)
+    found = connection.execute("SELECT note FROM plans").fetchall()
+    connection.close()
+    return found
+
+
+def test_an_older_store_is_brought_up_when_it_is_opened(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    number = make(path)
     with Store(path) as store:
-        [(_, (old,))] = store.convergence()
-        assert math.isnan(old.given_up_samples)
-        store.add_convergence(WORKLOAD, [given_up])
-        [(_, runs)] = store.convergence()
-    assert [to_json(run) for run in runs] == [to_json(old), to_json(given_up)]
+        store.keep_plan({"a": 1})
+    monkeypatch.setattr(schema, "MIGRATIONS", [(2, _add_note)])
+    for _ in range(2):  # the second time there is nothing to do
+        with Store(path, create=False) as store:
+            assert len(store.measurements(number)) == 3
+            assert _notes(path) == [("from before",)]
+    monkeypatch.setattr(schema, "MIGRATIONS", [])
+    with pytest.raises(StoreError, match=r"newer Underwatt \(version 2, this one reads 1\). Update Underwatt"):
+        Store(path)
+
+
+def test_migrations_are_made_in_order_and_only_those_that_are_missing(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make(path)
+    made: list[int] = []
+    monkeypatch.setattr(schema, "MIGRATIONS", [(2, lambda _: made.append(2))])
+    Store(path).close()
+    monkeypatch.setattr(schema, "MIGRATIONS", [(n, lambda _, n=n: made.append(n)) for n in (2, 3, 4)])
+    Store(path).close()
+    assert made == [2, 3, 4]
+    make(path.with_name("new.db"))
+    assert made == [2, 3, 4], "a new store has the newest tables from its start"
+
+
+def test_a_migration_that_fails_leaves_the_store_as_it_was(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    number = make(path)
+
+    def fail(connection: sqlite3.Connection) -> None:
+        _add_note(connection)
+        connection.execute("no SQL")
+
+    monkeypatch.setattr(schema, "MIGRATIONS", [(2, fail)])
+    with pytest.raises(StoreError, match="syntax error"):
+        Store(path)
+    monkeypatch.setattr(schema, "MIGRATIONS", [])
+    with Store(path) as store:
+        assert len(store.measurements(number)) == 3
+
+
+def _open(path: Path, barrier: Barrier) -> None:
+    schema.MIGRATIONS.append((2, _add_note))
+    barrier.wait()
+    Store(path).close()
+
+
+def test_several_processes_bring_a_store_up_at_once(path: Path) -> None:
+    make(path)
+    context = multiprocessing.get_context("spawn")
+    barrier = context.Barrier(3, timeout=60)
+    openers = [context.Process(target=_open, args=(path, barrier)) for _ in range(3)]
+    for opener in openers:
+        opener.start()
+    for opener in openers:
+        opener.join()
+    assert [opener.exitcode for opener in openers] == [0] * 3
+    assert _notes(path) == []
+
+
+def test_threads_do_not_wait_for_each_other(path: Path) -> None:
+    number = make(path)
+    with Store(path) as store, store._writing():  # as the saver's thread, waiting for a slow disk
+        assert len(store.measurements(number)) == 3

@@ -1,10 +1,8 @@
 from __future__ import annotations
 
-import sqlite3
 from typing import TYPE_CHECKING
 
 import pytest
-from test_store import make
 
 from underwatt.errors import StoreError
 from underwatt.store.store import Store
@@ -33,15 +31,3 @@ def test_a_plan_is_kept_once_and_comes_back(tmp_path: Path) -> None:
         assert store.plan(2) == second
         with pytest.raises(StoreError, match="no plan 9"):
             store.plan(9)
-
-
-def test_a_store_from_before_there_were_plans_is_read_and_grows(tmp_path: Path) -> None:
-    path = tmp_path / "old.db"
-    make(path)
-    with sqlite3.connect(path) as connection:
-        connection.execute("DROP TABLE plans")
-    with Store(path, create=False) as store:
-        assert store.plans() == ()
-        assert store.keep_plan(RECORD) == (1, True)
-        assert len(store.plans()) == 1
-        assert store.summaries()[0].measured == 3

@@ -28,8 +28,7 @@ from underwatt.jobs.loop import Completion
 from underwatt.records import WorkloadInfo
 from underwatt.runlog.inbox import Inbox, register_run
 from underwatt.runlog.log import RunLog
-from underwatt.store.saver import Saver
-from underwatt.store.store import Store
+from underwatt.store.store import Saver, Store
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence

@@ -33,7 +33,7 @@ from underwatt.predict.base import SettingArray
 from underwatt.predict.design import fits_memory
 from underwatt.rivals.compare import as_alternative, cannot_keep, compare, joined, too_few_for_published, truth_of
 from underwatt.rivals.predictors import PowerTrain
-from underwatt.store.plans import plan_record
+from underwatt.store.exchange import plan_record
 from underwatt.store.store import Store, default_store_path
 from underwatt.studies.study import newest_rates
 

@@ -17,8 +17,13 @@ from underwatt.cli.format import KNOB_HEADINGS, plain_table
 from underwatt.cli.profile import STORE_HELP
 from underwatt.errors import InputError
 from underwatt.records import KNOBS, to_json
-from underwatt.store.exchange import read_file, write_convergence, write_profile, write_profile_with_convergence
-from underwatt.store.plans import plan_of
+from underwatt.store.exchange import (
+    plan_of,
+    read_file,
+    write_convergence,
+    write_profile,
+    write_profile_with_convergence,
+)
 from underwatt.store.store import Store, default_store_path
 
 if TYPE_CHECKING:

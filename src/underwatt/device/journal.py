@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from underwatt._files import sync_folder, write_atomically
 from underwatt.errors import DeviceBusyError, JournalError
 
 if TYPE_CHECKING:
@@ -91,18 +92,10 @@ class Journal:
             "snapshot": dict(snapshot),
         }
         text = json.dumps({"format": FORMAT, "sha256": _digest(body), "body": body}, indent=1)
-        temporary = self.path.with_suffix(".tmp")
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            with temporary.open("w", encoding="utf-8") as file:
-                file.write(text)
-                file.flush()
-                os.fsync(file.fileno())
-            temporary.replace(self.path)
-            _sync_folder(self.path.parent)
+            write_atomically(self.path, text, durable=True)
         except OSError as exc:
-            with contextlib.suppress(OSError):
-                temporary.unlink(missing_ok=True)
             raise JournalError(
                 f"The restore journal cannot be written to {self.path.parent} ({exc.strerror}), "
                 "so nothing was changed on the device.",
@@ -131,7 +124,7 @@ class Journal:
     def remove(self) -> None:
         """Forget: everything was put back."""
         self.path.unlink(missing_ok=True)
-        _sync_folder(self.path.parent)
+        sync_folder(self.path.parent)
 
 
 class DeviceLock:
@@ -211,11 +204,3 @@ def _slug(device_id: str) -> str:
 
 def _digest(body: object) -> str:
     return hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
-
-
-def _sync_folder(folder: Path) -> None:
-    file = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(file)
-    finally:
-        os.close(file)

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import io
-import os
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
+from underwatt._files import write_atomically
 from underwatt.errors import InputError
 from underwatt.jobs._torch import torch
 
@@ -35,20 +34,10 @@ class Progress:
 
 def save(folder: Path, training: Training, progress: Progress) -> None:
     """Write a checkpoint beside the last one, then put it in its place."""
-    path = folder / NAME
-    draft = path.with_suffix(".tmp")
     state = training.state()
     state |= {name: _loadable(state[name]) for name in ("model", "optimizer")}  # the rest is ours
-    try:
-        with draft.open("wb") as file:
-            torch.save({"training": state, "progress": asdict(progress)}, file)
-            file.flush()
-            os.fsync(file.fileno())
-        draft.replace(path)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            draft.unlink(missing_ok=True)
-        raise
+    content = {"training": state, "progress": asdict(progress)}
+    write_atomically(folder / NAME, lambda file: torch.save(content, file), durable=True)
 
 
 def _loadable(value: Any) -> Any:

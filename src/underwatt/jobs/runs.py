@@ -13,7 +13,7 @@ from underwatt.errors import InputError, OutOfMemoryError, StepError
 from underwatt.events import Noted
 from underwatt.runlog.inbox import Inbox, register_run
 from underwatt.runlog.log import RunLog, read_log
-from underwatt.store.saver import Saver
+from underwatt.store.store import Saver
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from underwatt.budget import Budget  # noqa: TC001 - the codec reads what a plan is made of
 from underwatt.errors import BudgetError, InputError
 from underwatt.planning.problem import BOUND_SLACK, Goal, Outlook, rows_of
 from underwatt.predict.design import fits_memory
@@ -17,7 +18,6 @@ if TYPE_CHECKING:
 
     from numpy.typing import ArrayLike, NDArray
 
-    from underwatt.budget import Budget
     from underwatt.planning.problem import Problem
     from underwatt.records import Measurement, Prediction, Setting
 

@@ -9,15 +9,12 @@ from typing import TYPE_CHECKING, Any
 from underwatt.budget import Budget, parse_budget
 from underwatt.errors import InputError
 from underwatt.records import (
-    COUNTS,
-    FIGURES,
     DeviceInfo,
     Measurement,
-    PowerMode,
     Profile,
     Setting,
-    Status,
     WorkloadInfo,
+    from_json,
     to_json,
 )
 
@@ -40,15 +37,14 @@ OUTCOMES = {
 
 def setting_of(plain: Mapping[str, Any]) -> Setting:
     """A setting as a log holds it."""
-    mode = {name: value for name, value in plain["mode"].items() if value is not None}
-    return Setting(PowerMode.of(mode), int(plain["batch_size"]))
+    return from_json(Setting, plain)
 
 
 def profile_of(record: RunRecord) -> Profile:
     """The settings that a run measured, as a profile."""
     start = record.start
-    measured = tuple(measurement_of(event["measurement"]) for event in record.of("measured"))
-    return Profile(DeviceInfo(**start["device"]), WorkloadInfo(**start["workload"]), measured)
+    measured = tuple(from_json(Measurement, event["measurement"]) for event in record.of("measured"))
+    return Profile(from_json(DeviceInfo, start["device"]), from_json(WorkloadInfo, start["workload"]), measured)
 
 
 def is_of(record: RunRecord, profile: Profile | ProfileSummary) -> bool:
@@ -62,15 +58,6 @@ def with_run(profile: Profile, record: RunRecord) -> Profile:
     known = [to_json(measurement) for measurement in profile.measurements]
     new = tuple(m for m in profile_of(record).measurements if to_json(m) not in known)
     return replace(profile, measurements=(*profile.measurements, *new))
-
-
-def measurement_of(plain: Mapping[str, Any]) -> Measurement:
-    """A measurement as ``to_json`` wrote it."""
-    values: dict[str, Any] = {name: math.nan if plain.get(name) is None else float(plain[name]) for name in FIGURES}
-    values |= {name: int(plain.get(name) or 0) for name in COUNTS}
-    return Measurement(
-        setting_of(plain["setting"]), **values, status=Status(plain["status"]), note=plain.get("note", "")
-    )
 
 
 def given_budget(record: RunRecord) -> Budget | None:

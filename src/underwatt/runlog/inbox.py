@@ -5,13 +5,13 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import threading
 import time
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from underwatt._files import write_atomically
 from underwatt.budget import parse_watts
 from underwatt.device.journal import journal_folders, state_dir
 from underwatt.errors import InputError
@@ -37,7 +37,7 @@ def post_budget(folder: Path | str, text: str, sender: str) -> None:
     # The clock makes ids that differ without reading the last one, so that two senders need not agree.
     message = {"id": time.time_ns(), "budget": text, "from": sender}
     try:
-        _write_whole(folder / INBOX_NAME, message)
+        write_atomically(folder / INBOX_NAME, json.dumps(message), shared=True)
     except OSError as exc:
         raise InputError(
             f"The budget cannot be left in {folder} ({exc.strerror}).",
@@ -130,7 +130,7 @@ def register_run(folder: Path | str, job: str, device: str) -> Iterator[str | No
         path = place / f"{pid}-{number}.json"
     try:
         place.mkdir(parents=True, exist_ok=True)
-        _write_whole(path, entry)
+        write_atomically(path, json.dumps(entry), shared=True)
     except OSError as exc:
         warning = f"This run cannot be listed in {place} ({exc.strerror}): name its folder to change its budget."
     try:
@@ -192,15 +192,3 @@ def _process_started(pid: int) -> str | None:
     except OSError:
         return None
     return status.rpartition(")")[2].split()[19]
-
-
-def _write_whole(path: Path, content: object) -> None:
-    """Write a file that readers see whole or not at all."""
-    temporary = path.with_name(f"{path.name}.{os.getpid()}.{threading.get_ident()}.tmp")
-    try:
-        temporary.write_text(json.dumps(content), encoding="utf-8")
-        temporary.replace(path)
-    except OSError:
-        with contextlib.suppress(OSError):
-            temporary.unlink(missing_ok=True)
-        raise

@@ -1,101 +1,48 @@
-"""Where measurements are kept: SQLite in WAL mode, through SQLAlchemy Core, safe for several processes at once.
+"""Where measurements are kept: SQLite in WAL mode, safe for several threads and processes at once.
 
 A file that is truncated, not ours, or written by a newer version is an error and is left untouched. Looking at a
-store takes no write lock: only a new one is written to when it is opened.
+store takes no write lock: only a new one, or one of an older version, is written to when it is opened.
 """
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
-from contextlib import contextmanager
+import sqlite3
+import threading
+from collections import Counter
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from datetime import datetime, timezone
+from operator import itemgetter
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-import sqlalchemy as sa
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from underwatt.errors import StoreError
-from underwatt.records import DeviceInfo, Profile, Status, WorkloadInfo, to_json
-from underwatt.store.rows import (
-    CONVERGENCE,
-    MEASUREMENTS,
-    PROFILES,
-    SCHEMA,
-    as_row,
-    brief,
-    check_header,
-    fill,
-    find_profile_id,
-    insert_convergence,
-    insert_measurements,
-    is_made,
-    look_only,
-    make_engine,
-    not_among,
-    select_convergence,
-    select_measurements,
+from underwatt.records import (
+    ConvergenceRun,
+    DeviceInfo,
+    Measurement,
+    Profile,
+    Status,
+    WorkloadInfo,
+    columns,
+    from_json,
+    from_row,
+    to_json,
+    to_row,
 )
+from underwatt.store.schema import bring_up, check_header, connect, newest_version, version_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
-    from typing import Any
-
-    from underwatt.records import ConvergenceRun, Measurement
-
-
-# Plans in a store: kept whole, as the JSON of their file, because only planning knows what is in them.
-
-PLANS = sa.Table(
-    "plans",
-    SCHEMA,
-    sa.Column("id", sa.Integer, primary_key=True),
-    sa.Column("record", sa.JSON, nullable=False),
-    sa.Column("created_at", sa.String, nullable=False),
-)
-
-
-@dataclass(frozen=True, slots=True)
-class KeptPlan:
-    """A plan as its file holds it, and whose it is."""
-
-    id: int
-    record: Mapping[str, Any]
-    created_at: str
-
-    @property
-    def device(self) -> DeviceInfo:
-        """The device it is for."""
-        return DeviceInfo(**self.record["device"])
-
-    @property
-    def workload(self) -> WorkloadInfo:
-        """The job it is for."""
-        return WorkloadInfo(**self.record["workload"])
-
-
-def insert_plan(connection: sa.Connection, record: Mapping[str, Any]) -> tuple[int, bool]:
-    """Keep a plan: its number, and whether it is new."""
-    # Stores from before there were plans lack the table; nothing else about them is different.
-    PLANS.create(connection, checkfirst=True)
-    for kept in select_plans(connection):
-        if kept.record == record:
-            return kept.id, False
-    now = datetime.now(timezone.utc).isoformat(timespec="milliseconds")
-    insert = sa.insert(PLANS).values(record=dict(record), created_at=now).returning(PLANS.c.id)
-    return int(connection.execute(insert).scalar_one()), True
-
-
-def select_plans(connection: sa.Connection) -> tuple[KeptPlan, ...]:
-    """Every plan, oldest first."""
-    if not sa.inspect(connection).has_table(PLANS.name):
-        return ()
-    rows = connection.execute(sa.select(PLANS).order_by(PLANS.c.id)).mappings()
-    return tuple(KeptPlan(row["id"], row["record"], row["created_at"]) for row in rows)
-
 
 STORE_VARIABLE = "UNDERWATT_STORE"
 DEFAULT_NAME = "underwatt.db"
+RETRY_S = 1.0  # how long the saver waits where it could not store
+_MEASUREMENTS = "SELECT * FROM measurements WHERE profile_id = ? ORDER BY id"
+_Item = TypeVar("_Item")
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +57,25 @@ class ProfileSummary:
     created_at: str
 
 
+@dataclass(frozen=True, slots=True)
+class KeptPlan:
+    """A plan as its file holds it, and whose it is."""
+
+    id: int
+    record: Mapping[str, Any]
+    created_at: str
+
+    @property
+    def device(self) -> DeviceInfo:
+        """The device it is for."""
+        return from_json(DeviceInfo, self.record["device"])
+
+    @property
+    def workload(self) -> WorkloadInfo:
+        """The job it is for."""
+        return from_json(WorkloadInfo, self.record["workload"])
+
+
 def default_store_path() -> Path:
     """``$UNDERWATT_STORE``, else ``underwatt.db`` in the current folder."""
     return Path(os.environ.get(STORE_VARIABLE) or DEFAULT_NAME)
@@ -120,32 +86,31 @@ class Store:
 
     def __init__(self, path: Path | str, *, create: bool = True) -> None:
         self.path = Path(path)
+        self._idle: list[sqlite3.Connection] = []
         exists = self.path.exists()
         if not exists and not create:
             raise StoreError(
                 f"There is no store at {self.path}.",
                 hint=f"`underwatt profile` makes one; another is named with --store or {STORE_VARIABLE}.",
             )
-        made = False
+        version = 0
         if exists and (self.path.stat().st_size > 0 or not create):
             check_header(self.path)
-            with self._translated(), brief(look_only(self.path)) as connection:
-                made = is_made(connection, self.path)
-            if not made and not create:
+            with self._translated(), closing(connect(self.path, look_only=True)) as connection:
+                version = version_of(connection, self.path)
+            if version == 0 and not create:
                 raise StoreError(f"{self.path} is an empty database.", hint="`underwatt profile` fills it.")
-        with self._translated():
-            if not made:
+        if version < newest_version():
+            with self._translated():
                 self.path.parent.mkdir(parents=True, exist_ok=True)
-            # In a folder that we may not write to, SQLite reads a store only where it is told that nobody writes.
-            may_write = os.access(self.path.parent, os.W_OK)
-            url = sa.URL.create("sqlite", database=str(self.path)) if may_write else look_only(self.path)
-            if not made:
-                fill(url, self.path, SCHEMA)
-            self._engine = make_engine(url)
+                bring_up(self.path)
+        # In a folder that we may not write to, SQLite reads a store only where it is told that nobody writes.
+        self._look_only = not os.access(self.path.parent, os.W_OK)
 
     def close(self) -> None:
         """Let go of the file."""
-        self._engine.dispose()
+        while self._idle:
+            self._idle.pop().close()
 
     def __enter__(self) -> Store:
         return self
@@ -156,61 +121,44 @@ class Store:
     def profile_id(self, device: DeviceInfo, workload: WorkloadInfo) -> int:
         """The number of the profile of a workload on a device, made where there is none."""
         with self._writing() as connection:
-            return find_profile_id(connection, device, workload)
+            return _find_profile_id(connection, device, workload)
 
     def add(self, profile_id: int, measurements: Sequence[Measurement]) -> None:
         """Append measurements; on disk when this returns."""
-        if not measurements:
-            return
-        with self._writing() as connection:
-            insert_measurements(connection, profile_id, measurements)
+        if measurements:
+            with self._writing() as connection:
+                _insert_measurements(connection, profile_id, measurements)
 
     def measurements(self, profile_id: int) -> tuple[Measurement, ...]:
         """All measurements of a profile, oldest first."""
-        with self._translated(), self._engine.connect() as connection:
-            return select_measurements(connection, profile_id)
+        with self._connected() as connection:
+            return _select_measurements(connection, profile_id)
 
     def profile(self, profile_id: int) -> Profile:
         """A whole profile."""
-        with self._translated(), self._engine.connect() as connection:
-            row = connection.execute(sa.select(PROFILES).where(PROFILES.c.id == profile_id)).mappings().first()
-        if row is None:
-            raise StoreError(
-                f"The store {self.path} has no profile {profile_id}.", hint="`underwatt store ls` lists them."
-            )
-        return Profile(DeviceInfo(**row["device"]), WorkloadInfo(**row["workload"]), self.measurements(profile_id))
+        with self._connected() as connection:
+            for row in _select(connection, "SELECT * FROM profiles WHERE id = ?", profile_id):
+                return Profile(*_owners(row), _select_measurements(connection, profile_id))
+        raise StoreError(f"The store {self.path} has no profile {profile_id}.", hint="`underwatt store ls` lists them.")
 
     def summaries(self) -> tuple[ProfileSummary, ...]:
         """What the store holds, oldest first."""
-        usable = sa.func.coalesce(
-            sa.func.sum(sa.cast(MEASUREMENTS.c.status.in_([Status.OK.value, Status.THROTTLED.value]), sa.Integer)), 0
-        )
         query = (
-            sa.select(PROFILES, sa.func.count(MEASUREMENTS.c.id).label("measured"), usable.label("usable"))
-            .join(MEASUREMENTS, isouter=True)
-            .group_by(PROFILES.c.id)
-            .order_by(PROFILES.c.id)
+            "SELECT profiles.*, count(measurements.id) AS measured, coalesce(sum(status IN (?, ?)), 0) AS usable"
+            " FROM profiles LEFT JOIN measurements ON profile_id = profiles.id"
+            " GROUP BY profiles.id ORDER BY profiles.id"
         )
-        with self._translated(), self._engine.connect() as connection:
-            rows = connection.execute(query).mappings().all()
+        with self._connected() as connection:
+            rows = list(_select(connection, query, Status.OK.value, Status.THROTTLED.value))
         return tuple(
-            ProfileSummary(
-                row["id"],
-                DeviceInfo(**row["device"]),
-                WorkloadInfo(**row["workload"]),
-                row["measured"],
-                row["usable"],
-                row["created_at"],
-            )
-            for row in rows
+            ProfileSummary(row["id"], *_owners(row), row["measured"], row["usable"], row["created_at"]) for row in rows
         )
 
     def add_convergence(self, workload: WorkloadInfo, runs: Sequence[ConvergenceRun]) -> None:
         """Append convergence runs of a workload."""
-        if not runs:
-            return
-        with self._writing() as connection:
-            insert_convergence(connection, workload, runs)
+        if runs:
+            with self._writing() as connection:
+                _insert_convergence(connection, workload, runs)
 
     def take_in(
         self,
@@ -225,38 +173,39 @@ class Store:
         with self._writing() as connection:
             taken: list[tuple[int, int]] = []
             for profile in profiles:
-                number = find_profile_id(connection, profile.device, profile.workload)
-                fresh = not_among(profile.measurements, select_measurements(connection, number), as_row)
-                insert_measurements(connection, number, fresh)
+                number = _find_profile_id(connection, profile.device, profile.workload)
+                fresh = _not_among(profile.measurements, _select(connection, _MEASUREMENTS, number))
+                _insert_measurements(connection, number, fresh)
                 taken.append((number, len(fresh)))
             counts: list[int] = []
             for workload, runs in convergence:
-                known = select_convergence(connection, CONVERGENCE.c.workload_id == workload.id)
-                fresh_runs = not_among(runs, [run for _, run in known], to_json)
-                insert_convergence(connection, workload, fresh_runs)
+                known = _select(connection, "SELECT * FROM convergence_runs WHERE workload_id = ?", workload.id)
+                fresh_runs = _not_among(runs, known)
+                _insert_convergence(connection, workload, fresh_runs)
                 counts.append(len(fresh_runs))
         return taken, counts
 
     def convergence(self) -> tuple[tuple[WorkloadInfo, tuple[ConvergenceRun, ...]], ...]:
         """Every workload's convergence runs, oldest first."""
-        with self._translated(), self._engine.connect() as connection:
-            found = select_convergence(connection)
-        infos: dict[str, WorkloadInfo] = {}
-        runs: dict[str, list[ConvergenceRun]] = {}
-        for workload, run in found:
-            infos.setdefault(workload.id, workload)
-            runs.setdefault(workload.id, []).append(run)
-        return tuple((infos[key], tuple(runs[key])) for key in infos)
+        found: dict[str, tuple[str, list[ConvergenceRun]]] = {}
+        with self._connected() as connection:
+            for row in _select(connection, "SELECT * FROM convergence_runs ORDER BY id"):
+                _, runs = found.setdefault(row["workload_id"], (row["workload"], []))
+                runs.append(from_row(ConvergenceRun, row))
+        return tuple((from_json(WorkloadInfo, json.loads(text)), tuple(runs)) for text, runs in found.values())
 
     def keep_plan(self, record: Mapping[str, Any]) -> tuple[int, bool]:
         """Keep a plan as its file holds it: its number, and whether it is new."""
         with self._writing() as connection:
-            return insert_plan(connection, record)
+            for kept in _select_plans(connection):
+                if kept.record == record:
+                    return kept.id, False
+            return _insert(connection, "plans", [{"record": json.dumps(dict(record)), "created_at": _now()}]), True
 
     def plans(self) -> tuple[KeptPlan, ...]:
         """Every plan that was kept, oldest first."""
-        with self._translated(), self._engine.connect() as connection:
-            return select_plans(connection)
+        with self._connected() as connection:
+            return _select_plans(connection)
 
     def plan(self, plan_id: int) -> KeptPlan:
         """One plan by its number."""
@@ -266,10 +215,23 @@ class Store:
         raise StoreError(f"The store {self.path} has no plan {plan_id}.", hint="`underwatt store ls` lists them.")
 
     @contextmanager
-    def _writing(self) -> Iterator[sa.Connection]:
+    def _connected(self) -> Iterator[sqlite3.Connection]:
+        """A connection that nobody else uses meanwhile; threads do not wait for each other's."""
+        with self._translated():
+            try:
+                connection = self._idle.pop()
+            except IndexError:
+                connection = connect(self.path, look_only=self._look_only)
+            try:
+                yield connection
+            finally:
+                self._idle.append(connection)
+
+    @contextmanager
+    def _writing(self) -> Iterator[sqlite3.Connection]:
         """One transaction that holds the write lock from its start, so that what it read stays true."""
-        with self._translated(), self._engine.begin() as connection:
-            connection.exec_driver_sql("BEGIN IMMEDIATE")
+        with self._connected() as connection, connection:  # the inner one commits, or rolls back
+            connection.execute("BEGIN IMMEDIATE")
             yield connection
 
     @contextmanager
@@ -277,8 +239,8 @@ class Store:
         """The one seam at which the database's errors become ours."""
         try:
             yield
-        except sa.exc.DBAPIError as exc:
-            reason = str(exc.orig)
+        except sqlite3.Error as exc:
+            reason = str(exc)
             if "full" in reason:
                 hint = "Free some space; everything stored before is intact."
             elif "locked" in reason:
@@ -293,3 +255,141 @@ class Store:
                 f"The store {self.path} cannot be used: {exc.strerror}.",
                 hint=f"Name another file with --store or {STORE_VARIABLE}.",
             ) from exc
+
+
+def _find_profile_id(connection: sqlite3.Connection, device: DeviceInfo, workload: WorkloadInfo) -> int:
+    """The number of a profile, made where there is none; other software makes another profile."""
+    software = json.dumps([to_json(dict(info.software)) for info in (device, workload)], sort_keys=True)
+    identity = (device.id, workload.id, hashlib.sha256(software.encode()).hexdigest()[:16])
+    query = "SELECT id FROM profiles WHERE (device_id, workload_id, software_id) = (?, ?, ?)"
+    for found in _select(connection, query, *identity):
+        return int(found["id"])
+    row = dict(zip(("device_id", "workload_id", "software_id"), identity, strict=True))
+    row |= {"device": json.dumps(to_json(device)), "workload": json.dumps(to_json(workload)), "created_at": _now()}
+    return _insert(connection, "profiles", [row])
+
+
+def _select(connection: sqlite3.Connection, query: str, *values: object) -> Iterator[dict[str, Any]]:
+    """The rows that a query finds, by the names of their columns."""
+    cursor = connection.execute(query, values)
+    names = [column[0] for column in cursor.description]
+    return (dict(zip(names, row, strict=True)) for row in cursor)
+
+
+def _insert(connection: sqlite3.Connection, table: str, rows: Sequence[Mapping[str, Any]]) -> int:
+    """Append rows to a table: the number of the last one."""
+    cursor = connection.cursor()
+    for row in rows:
+        values = ", ".join("?" * len(row))
+        cursor.execute(f"INSERT INTO {table} ({', '.join(row)}) VALUES ({values})", list(row.values()))  # noqa: S608 - our own names
+    return cursor.lastrowid or 0
+
+
+def _insert_measurements(connection: sqlite3.Connection, profile_id: int, items: Sequence[Measurement]) -> None:
+    common = {"profile_id": profile_id, "measured_at": _now()}
+    _insert(connection, "measurements", [common | to_row(item) for item in items])
+
+
+def _insert_convergence(connection: sqlite3.Connection, workload: WorkloadInfo, runs: Sequence[ConvergenceRun]) -> None:
+    common = {"workload_id": workload.id, "workload": json.dumps(to_json(workload)), "recorded_at": _now()}
+    _insert(connection, "convergence_runs", [common | to_row(run) for run in runs])
+
+
+def _select_measurements(connection: sqlite3.Connection, profile_id: int) -> tuple[Measurement, ...]:
+    return tuple(from_row(Measurement, row) for row in _select(connection, _MEASUREMENTS, profile_id))
+
+
+def _select_plans(connection: sqlite3.Connection) -> tuple[KeptPlan, ...]:
+    rows = _select(connection, "SELECT * FROM plans ORDER BY id")
+    return tuple(KeptPlan(row["id"], json.loads(row["record"]), row["created_at"]) for row in rows)
+
+
+def _owners(row: Mapping[str, Any]) -> tuple[DeviceInfo, WorkloadInfo]:
+    return from_json(DeviceInfo, json.loads(row["device"])), from_json(WorkloadInfo, json.loads(row["workload"]))
+
+
+def _not_among(items: Sequence[_Item], known: Iterable[Mapping[str, Any]]) -> list[_Item]:
+    """The items that are in no known row; one that stands twice is known only where it is known twice."""
+    if not items:
+        return []
+    key_of = itemgetter(*(column.name for column in columns(type(items[0]))))
+    spare = Counter(map(key_of, known))
+    fresh = []
+    for item in items:
+        key = key_of(to_row(item))
+        if spare[key] > 0:
+            spare[key] -= 1
+        else:
+            fresh.append(item)
+    return fresh
+
+
+def _now() -> str:
+    return datetime.now(timezone.utc).isoformat(timespec="milliseconds")
+
+
+class Saver:
+    """Stores what it is given, from a thread of its own: a slow, locked or full disk holds up no training."""
+
+    def __init__(self, store: Store, device: DeviceInfo, workload: WorkloadInfo) -> None:
+        self._store, self._device, self._workload = store, device, workload
+        self._waiting: list[Measurement] = []
+        self._news: tuple[str, str] | None = None
+        self._wake = threading.Condition()
+        self._closing = False
+        self._thread: threading.Thread | None = None
+
+    def add(self, measurement: Measurement) -> None:
+        """Store a measurement; returns at once."""
+        with self._wake:
+            self._waiting.append(measurement)
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._work, name="underwatt-saver", daemon=True)
+                self._thread.start()
+            self._wake.notify()
+
+    def take_news(self) -> tuple[str, str] | None:
+        """Level and words, where storing has begun to fail, or works again, and nobody was told yet."""
+        with self._wake:
+            news, self._news = self._news, None
+            return news
+
+    def close(self) -> int:
+        """Wait until all is stored, or cannot be; how many measurements could not."""
+        with self._wake:
+            self._closing = True
+            self._wake.notify()
+        if self._thread is not None:
+            self._thread.join()
+        return len(self._waiting)
+
+    def _work(self) -> None:
+        failing = False
+        while True:
+            with self._wake:
+                if failing and not self._closing:
+                    self._wake.wait(RETRY_S)
+                while not self._waiting and not self._closing:
+                    self._wake.wait()
+                now, closing = list(self._waiting), self._closing
+            problem = self._store_all(now)
+            with self._wake:
+                if problem is None:
+                    del self._waiting[: len(now)]
+                    if failing:
+                        self._news = "info", "Measurements can be stored again."
+                elif not failing:  # once, however often it is tried again
+                    self._news = "warning", f"{problem} Measurements are kept and tried again."
+                failing = problem is not None
+                if closing and (failing or not self._waiting):
+                    return
+
+    def _store_all(self, measurements: list[Measurement]) -> str | None:
+        """Store some measurements; what went wrong, where something did."""
+        if not measurements:
+            return None
+        try:
+            self._store.add(self._store.profile_id(self._device, self._workload), measurements)
+        except StoreError as exc:
+            return str(exc)
+        return None

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 from underwatt.errors import StepError, UnderwattError
-from underwatt.records import ConvergenceRun
+from underwatt.records import ConvergenceRun, from_json
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -210,8 +210,7 @@ class _Worker:
             if "error" in message:
                 self._events.put((self, Failed(spec, StepError(message["error"], hint=message["hint"]))))
             else:
-                run: dict[str, Any] = {key: math.nan if v is None else v for key, v in message["run"].items()}
-                self._events.put((self, Finished(spec, ConvergenceRun(**run), message["ended"])))
+                self._events.put((self, Finished(spec, from_json(ConvergenceRun, message["run"]), message["ended"])))
             return
         process.wait()
         self._events.put((self, Failed(spec, self._died(process.returncode))))

@@ -1,0 +1,55 @@
+"""Files that are whole at every moment, whoever reads them and whenever the writer dies."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+from typing import TYPE_CHECKING, BinaryIO
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+
+def write_atomically(
+    path: Path,
+    content: str | bytes | Callable[[BinaryIO], object],
+    *,
+    durable: bool = False,
+    shared: bool = False,
+) -> None:
+    """Write a draft beside a file, then put it in its place: readers see the old file or the new one, whole.
+
+    ``content`` may be a function that writes to the open draft. Once a ``durable`` file was written it survives a
+    power cut. A ``shared`` file may have several writers at once, each with a draft of its own; otherwise the draft
+    has one name, so that those of killed writers do not pile up.
+    """
+    draft = path.with_suffix(".tmp")
+    if shared:
+        draft = path.with_name(f"{path.name}.{os.getpid()}.{threading.get_ident()}.tmp")
+    try:
+        with draft.open("wb") as file:
+            if callable(content):
+                content(file)
+            else:
+                file.write(content.encode() if isinstance(content, str) else content)
+            if durable:
+                file.flush()
+                os.fsync(file.fileno())
+        draft.replace(path)
+        if durable:
+            sync_folder(path.parent)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            draft.unlink(missing_ok=True)
+        raise
+
+
+def sync_folder(folder: Path) -> None:
+    """Wait until it is on disk which files a folder holds."""
+    file = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(file)
+    finally:
+        os.close(file)
