@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from underwatt.measure.measurement import MeasureOptions
+from underwatt.measure.steady import UNJUDGED_AFTER_CHANGE_S
 
 CALM_S = 0.35  # a reading says so much about the time after it; without another one, somebody looks
 
@@ -32,7 +33,7 @@ class ControlOptions:
     measure_paused: MeasureOptions = field(
         default_factory=lambda: MeasureOptions(precision=0.03, min_steps=4, limit_s=6.0)
     )
-    settle_s: float = 1.5  # after a change readings tell of what was before
+    settle_s: float = UNJUDGED_AFTER_CHANGE_S
     short_s: float = 0.5  # a clear excess is seen in this time
     long_s: float = 4.0  # a drift in this
     same_level: float = 0.03  # budgets this close to each other need no search of their own
