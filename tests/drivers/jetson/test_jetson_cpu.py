@@ -25,7 +25,7 @@ def test_clusters_and_tables(tmp_path: Path, name: str) -> None:
     tree = trees.ALL[name]
     cpu, _ = cpu_of(tmp_path, tree)
     assert cpu.cores == tree.cores
-    assert [(cluster.cores, cluster.table_khz()) for cluster in cpu.clusters()] == list(tree.clusters)
+    assert [(cluster.cores, cluster.table()) for cluster in cpu.clusters()] == list(tree.clusters)
     assert cpu.online() == set(tree.cores)
     assert cpu.switchable == set(tree.cores) - {0}
 

@@ -18,8 +18,8 @@ def test_the_gpu_is_found_among_other_nodes(tmp_path: Path, name: str) -> None:
     tree = trees.SETTABLE[name]
     gpu = find_gpu(Sysfs(trees.plant(tmp_path, tree)))
     assert gpu is not None
-    assert gpu.node == tree.gpu
-    assert gpu.table_hz() == tree.gpu_hz
+    assert gpu.folder == tree.gpu
+    assert gpu.table() == tree.gpu_hz
     assert gpu.running_mhz() == pytest.approx(tree.gpu_hz[1] / 1e6)
 
 
@@ -28,8 +28,8 @@ def test_a_node_of_an_unheard_name_is_found_by_what_it_is(tmp_path: Path) -> Non
     trees.put(tmp_path, "sys/class/devfreq/odd.name/available_frequencies", "2 1")
     gpu = find_gpu(Sysfs(tmp_path))
     assert gpu is not None
-    assert gpu.node == "sys/class/devfreq/odd.name"
-    assert gpu.table_hz() == (1, 2)
+    assert gpu.folder == "sys/class/devfreq/odd.name"
+    assert gpu.table() == (1, 2)
 
 
 @pytest.mark.parametrize(
@@ -45,7 +45,7 @@ def test_known_places_outside_the_class(tmp_path: Path, node: str) -> None:
     trees.put(tmp_path, f"{node}/available_frequencies", "1 2")
     gpu = find_gpu(Sysfs(tmp_path))
     assert gpu is not None
-    assert gpu.node == node
+    assert gpu.folder == node
 
 
 def test_a_sleeping_gpu_is_not_found_but_its_switch_is(tmp_path: Path) -> None:

@@ -4,7 +4,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from underwatt.drivers.jetson.boards import Caps
-from underwatt.drivers.jetson.knobs import Tables, build_space, chosen_cores
+from underwatt.drivers.jetson.device import build_space
+from underwatt.drivers.jetson.knobs import Tables
 
 TABLES = Tables(
     core_order=(0, 3, 1, 2),
@@ -29,7 +30,7 @@ def test_the_space_is_the_product_of_the_tables() -> None:
 def test_caps_shorten_the_tables() -> None:
     caps = Caps(gpu_hz=150_000_000, emc_hz=1, cpu_khz={0: 250_000, 1: 100_000}, cores_off=frozenset({3, 1}))
     space = build_space(TABLES, caps)
-    assert chosen_cores(TABLES, caps) == (0, 2)
+    assert TABLES.allowed_cores(caps) == (0, 2)
     assert {knob.name: knob.values for knob in space.knobs} == {
         "cpu_cores": (1, 2),
         "cpu_mhz": (100, 200),
