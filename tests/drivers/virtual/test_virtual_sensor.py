@@ -7,10 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from underwatt.drivers.virtual.board import AveragingSensor
-from underwatt.drivers.virtual.boards import Sensor, SensorRail
+from underwatt.drivers.virtual.boards import SensorRail, SensorSpec
 
 RAIL = SensorRail("IN", 1, 1, 1, 1, in_total=True, volts=5.0)
-EXACT = Sensor(window_s=0.1, lag_s=0.6, step_ma=1e-3, noise=0.0)
+EXACT = SensorSpec(window_s=0.1, lag_s=0.6, step_ma=1e-3, noise=0.0)
 
 
 class Quiet(Random):
@@ -20,7 +20,7 @@ class Quiet(Random):
         return mu
 
 
-def sensor(spec: Sensor = EXACT, watts: float = 2.0, random: Random | None = None) -> AveragingSensor:
+def sensor(spec: SensorSpec = EXACT, watts: float = 2.0, random: Random | None = None) -> AveragingSensor:
     return AveragingSensor(spec, (RAIL,), random or Quiet(), (watts,))
 
 
@@ -48,7 +48,7 @@ def test_any_cutting_of_time_reads_the_same(cuts: list[float]) -> None:
 
 
 def test_reads_whole_steps_of_current() -> None:
-    meter = sensor(Sensor(0.1, 0.6, step_ma=8.0, noise=0.01), random=Random(1))
+    meter = sensor(SensorSpec(0.1, 0.6, step_ma=8.0, noise=0.01), random=Random(1))
     readings = set()
     for _ in range(200):
         meter.live(0.1, (7.3,))
@@ -68,7 +68,7 @@ def test_a_load_that_switches_faster_than_the_window_reads_as_its_mean() -> None
 
 
 def test_never_reads_below_zero() -> None:
-    meter = sensor(Sensor(0.1, 0.6, step_ma=20.0, noise=0.01), watts=0.001, random=Random(3))
+    meter = sensor(SensorSpec(0.1, 0.6, step_ma=20.0, noise=0.01), watts=0.001, random=Random(3))
     for _ in range(500):
         meter.live(0.1, (0.001,))
         assert meter.watts()["IN"] >= 0
