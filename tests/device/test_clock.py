@@ -6,7 +6,8 @@ import time
 from hypothesis import given
 from hypothesis import strategies as st
 
-from underwatt.device.clock import SystemClock, VirtualClock
+from underwatt.device.clock import SystemClock
+from underwatt.drivers.virtual.board import VirtualClock
 
 
 @given(st.lists(st.floats(0, 3), max_size=20), st.floats(0.05, 1))

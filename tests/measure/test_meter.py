@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from profile_helpers import COST, virtual
 
-from underwatt.device.clock import SystemClock, VirtualClock
+from underwatt.device.clock import SystemClock
+from underwatt.drivers.virtual.board import VirtualClock
 from underwatt.errors import MeasureError, NotPermittedError, SensorError
 from underwatt.measure.meter import Meter, Trace
 from underwatt.records import PowerSample

@@ -1,8 +1,7 @@
 from __future__ import annotations
 
 import random
-import subprocess
-import sys
+import signal
 import time
 from collections import Counter
 from dataclasses import replace
@@ -10,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from killable import Killable
 from profile_child import settings as child_settings
 from profile_helpers import COST, INFO, simulated, virtual
 
@@ -133,14 +133,13 @@ def test_killed_at_20_random_moments_and_resumed_equals_never_killed(tmp_path: P
     chance = random.Random(0)
     kills = 0
     path = tmp_path / "killed.db"
-    for attempt in range(21):
-        with subprocess.Popen([sys.executable, str(CHILD), str(path)], stdout=subprocess.PIPE) as child:
-            assert child.stdout is not None
-            assert child.stdout.readline() == b"begun\n"
-            if attempt < 20:
-                time.sleep(chance.random() * 0.06)
-                kills += child.poll() is None
-                child.kill()
+    with Killable(CHILD) as profiles:
+        for _ in range(20):
+            process = profiles.start(str(path))
+            time.sleep(chance.random() * 0.06)
+            kills += profiles.kill(process) == -signal.SIGKILL
+        profiles.start(str(path))
+        assert profiles.wait() == 0
     with Store(path) as store:
         [summary] = store.summaries()
         killed = store.measurements(summary.id)

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from underwatt.drivers.jetson.boards import Caps, NvpConf, active_id, parse_conf, read_conf
+from underwatt.drivers.jetson.boards import CONF_FILE, Caps, NvpConf, active_id, parse_conf
 from underwatt.drivers.jetson.sysfs import Sysfs
 from underwatt.errors import InputError
 
@@ -100,4 +100,4 @@ def test_the_active_mode_is_read_without_the_program(tmp_path: Path, text: str, 
 
 def test_a_board_without_nvpmodel(tmp_path: Path) -> None:
     assert active_id(Sysfs(tmp_path)) is None
-    assert read_conf(Sysfs(tmp_path)) == NvpConf()
+    assert parse_conf(Sysfs(tmp_path).text_or_empty(CONF_FILE)) == NvpConf()

@@ -158,7 +158,29 @@ class NvpConf:
     def caps(self, mode_id: int | None) -> Caps:
         """What a mode caps; one that is not in the file (a custom one) caps nothing that we know of."""
         mode = None if mode_id is None else self.modes.get(mode_id)
-        return _caps(mode, self.paths) if mode else Caps()
+        if mode is None:
+            return Caps()
+        cpu_khz: dict[int, int] = {}
+        all_cpu_khz: int | None = None
+        cores_off: set[int] = set()
+        for (param, arg), text in mode.values.items():
+            core = re.fullmatch(r"CORE_([0-9]{1,4})", arg)
+            if param == "CPU_ONLINE" and core and text == "0":
+                cores_off.add(int(core[1]))
+            cap = _cap(text)
+            if param.startswith("CPU_") and arg == "MAX_FREQ" and cap:
+                named = re.search(r"/(?:cpu|policy)([0-9]{1,4})/", self.paths.get((param, arg), ""))
+                if named:
+                    cpu_khz[int(named[1])] = cap
+                else:
+                    all_cpu_khz = min(cap, all_cpu_khz or cap)
+        return Caps(
+            gpu_hz=_cap(mode.values.get(("GPU", "MAX_FREQ"), "")),
+            emc_hz=_cap(mode.values.get(("EMC", "MAX_FREQ"), "")),
+            cpu_khz=cpu_khz,
+            all_cpu_khz=all_cpu_khz,
+            cores_off=frozenset(cores_off - {0}),
+        )
 
     def reboot_reasons(self, from_id: int | None, to_id: int) -> tuple[str, ...]:
         """The arguments that differ between two modes and only take effect after a reboot."""
@@ -182,7 +204,11 @@ def parse_conf(text: str) -> NvpConf:
             if section == "PARAM":
                 param = attributes.get("NAME", "")
             elif section == "POWER_MODEL":
-                mode_id, values = _number(attributes, "ID", number), {}
+                values = {}
+                text_id = attributes.get("ID", "")
+                if not re.fullmatch(r"[0-9]{1,6}", text_id):
+                    raise InputError(f"Line {number} of nvpmodel.conf needs ID=number, not {text_id[:20]!r}.")
+                mode_id = int(text_id)
                 if mode_id in modes:
                     raise InputError(f"Line {number} of nvpmodel.conf defines mode {mode_id} again.")
                 modes[mode_id] = NvpMode(mode_id, attributes.get("NAME", str(mode_id)), values)
@@ -197,11 +223,6 @@ def parse_conf(text: str) -> NvpConf:
     return NvpConf(modes, paths)
 
 
-def read_conf(sysfs: Sysfs) -> NvpConf:
-    """The modes of this board, none where it has no such file; raises ``InputError`` for a corrupt one."""
-    return parse_conf(sysfs.text_or_empty(CONF_FILE))
-
-
 def active_id(sysfs: Sysfs) -> int | None:
     """The number of the active mode, or ``None`` where the board does not tell."""
     found = re.search(r"pmode:\s*([0-9]{1,6})", sysfs.text_or_empty(STATUS_FILE))
@@ -214,37 +235,6 @@ def _header(line: str, number: int) -> tuple[str, dict[str, str]]:
         raise InputError(f"Line {number} of nvpmodel.conf is not a section header: {line[:60]!r}.")
     pairs = (word.partition("=") for word in found[2].split())
     return found[1], {key: value for key, _, value in pairs}
-
-
-def _number(attributes: Mapping[str, str], key: str, number: int) -> int:
-    text = attributes.get(key, "")
-    if not re.fullmatch(r"[0-9]{1,6}", text):
-        raise InputError(f"Line {number} of nvpmodel.conf needs {key}=number, not {text[:20]!r}.")
-    return int(text)
-
-
-def _caps(mode: NvpMode, paths: Mapping[tuple[str, str], str]) -> Caps:
-    cpu_khz: dict[int, int] = {}
-    all_cpu_khz: int | None = None
-    cores_off: set[int] = set()
-    for (param, arg), text in mode.values.items():
-        core = re.fullmatch(r"CORE_([0-9]{1,4})", arg)
-        if param == "CPU_ONLINE" and core and text == "0":
-            cores_off.add(int(core[1]))
-        cap = _cap(text)
-        if param.startswith("CPU_") and arg == "MAX_FREQ" and cap:
-            named = re.search(r"/(?:cpu|policy)([0-9]{1,4})/", paths.get((param, arg), ""))
-            if named:
-                cpu_khz[int(named[1])] = cap
-            else:
-                all_cpu_khz = min(cap, all_cpu_khz or cap)
-    return Caps(
-        gpu_hz=_cap(mode.values.get(("GPU", "MAX_FREQ"), "")),
-        emc_hz=_cap(mode.values.get(("EMC", "MAX_FREQ"), "")),
-        cpu_khz=cpu_khz,
-        all_cpu_khz=all_cpu_khz,
-        cores_off=frozenset(cores_off - {0}),
-    )
 
 
 def _cap(text: str) -> int | None:

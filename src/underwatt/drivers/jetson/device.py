@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from underwatt.device.clock import Clock, SystemClock
 from underwatt.device.space import Knob, ModeSpace
 from underwatt.drivers.jetson.boards import (
+    CONF_FILE,
     STATUS_FILE,
     Caps,
     NvpConf,
@@ -15,7 +16,7 @@ from underwatt.drivers.jetson.boards import (
     detect_board,
     is_simulated,
     l4t_release,
-    read_conf,
+    parse_conf,
     serial_number,
 )
 from underwatt.drivers.jetson.knobs import CAP_FILE, DEBUGFS, HZ_PER_MHZ, KHZ_PER_MHZ, Hardware, Tables, find_railgate
@@ -193,7 +194,7 @@ class JetsonDevice:
 def _conf_or_error(sysfs: Sysfs) -> tuple[NvpConf, str]:
     """The modes of the board; a corrupt file costs the caps, not the device."""
     try:
-        return read_conf(sysfs), ""
+        return parse_conf(sysfs.text_or_empty(CONF_FILE)), ""
     except InputError as exc:
         return NvpConf(), exc.message
 

@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from underwatt.device.clock import VirtualClock
 from underwatt.drivers.virtual.boards import REFERENCE_C
 from underwatt.drivers.virtual.physics import Clocks, PowerParts, StepTimes, idle_power, step_power, step_times
 from underwatt.errors import InputError, OutOfMemoryError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
+    from underwatt.device.clock import Timer
     from underwatt.drivers.virtual.boards import BoardSpec, SensorRail, SensorSpec
     from underwatt.records import PowerMode, WorkloadCost
 
@@ -28,7 +28,70 @@ ROOM_C = 25.0
 STEP_NOISE = 0.01  # of each step's time
 POWER_NOISE = 0.015  # of each step's dynamic power
 THROTTLE_PERIOD_S = 1.0  # how often the kernel's governor looks at the temperature
+_ROUNDING_S = 1e-9  # sums of decimal seconds miss whole ones by less than this
 STALL_WORTH_SEEING = 0.02  # shorter waits for data are not played out on their own
+
+
+class VirtualClock:
+    """A clock that moves only when told to; repeating calls happen in passing, at their exact times."""
+
+    def __init__(self, start_s: float = 0.0) -> None:
+        self._now_s = start_s
+        self._timers: list[_VirtualTimer] = []
+        self._movers: list[Callable[[float], None]] = []
+
+    def now_s(self) -> float:
+        """Simulated seconds."""
+        return self._now_s
+
+    def every(self, period_s: float, call: Callable[[], None]) -> Timer:
+        """Call at each multiple of ``period_s`` from now on."""
+        timer = _VirtualTimer(self, self._now_s, period_s, call)
+        self._timers.append(timer)
+        return timer
+
+    def on_move(self, mover: Callable[[float], None]) -> None:
+        """Have ``mover(seconds)`` called for each stretch of time that passes: this is how a board lives."""
+        self._movers.append(mover)
+
+    def advance(self, seconds: float) -> None:
+        """Move time forward, stopping at each timer that falls due on the way."""
+        end_s = self._now_s + max(0.0, seconds)
+        while True:
+            due = min(self._timers, key=lambda timer: timer.due_s, default=None)
+            if due is None or due.due_s > end_s + _ROUNDING_S:
+                self._move_to(end_s)
+                return
+            self._move_to(max(due.due_s, self._now_s))
+            due.fire()
+
+    sleep = advance
+
+    def _move_to(self, at_s: float) -> None:
+        seconds = at_s - self._now_s
+        if seconds > 0:
+            self._now_s = at_s
+            for mover in self._movers:
+                mover(seconds)
+
+
+class _VirtualTimer:
+    def __init__(self, clock: VirtualClock, due_s: float, period_s: float, call: Callable[[], None]) -> None:
+        self.due_s = due_s
+        self._start_s = due_s
+        self._fired = 0
+        self._clock = clock
+        self._period_s = period_s
+        self._call = call
+
+    def fire(self) -> None:
+        self._fired += 1
+        self.due_s = self._start_s + self._fired * self._period_s
+        self._call()
+
+    def cancel(self) -> None:
+        if self in self._clock._timers:
+            self._clock._timers.remove(self)
 
 
 class AveragingSensor:
