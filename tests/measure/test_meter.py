@@ -257,7 +257,8 @@ def test_a_look_at_the_last_seconds_is_as_quick_after_a_day_as_after_a_minute() 
     for count in (600, 864_000):
         device = Scripted(VirtualClock())
         meter = Meter(device)  # type: ignore[arg-type]
-        meter._samples.extend(PowerSample(0.1 * i, 10.0) for i in range(count))
+        meter._samples.extend([PowerSample(0.0, 10.0)] * (count - 100))
+        meter._samples.extend(PowerSample(0.1 * i, 10.0) for i in range(count - 100, count))
         meter._beats.extend(0.1 * i for i in range(count))
         meter._pauses.extend((0.1 * i, 0.1 * i + 0.01) for i in range(count - min(count, 100_000), count))
         since_s, rounds_s = 0.1 * count - 4.0, []

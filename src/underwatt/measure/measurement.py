@@ -184,15 +184,15 @@ class Measuring:
 
     def _mean_power(self, trace: Trace, step_s: float) -> tuple[Estimate, NDArray[np.float64]] | None:
         """Mean power of the steps, and how well each settling time explains the readings."""
-        unexplained = np.zeros_like(self._settling.log_prior)
+        nothing_learned = np.zeros_like(self._settling.log_prior)
         paused_s = self._meter.paused_s(trace.at_s)
         present = self._meter.present_from(trace.at_s)
         if not present.all():
             power = mean_after_warmup(trace.power_w[present])
-            return None if power.count < FEWEST_READINGS else (power, unexplained)
+            return None if power.count < FEWEST_READINGS else (power, nothing_learned)
         if paused_s[-1] > 0:
             busy = _busy_power(trace, paused_s, self._idle_w)
-            return None if busy is None else (busy, unexplained)
+            return None if busy is None else (busy, nothing_learned)
         return mean_while_settling(*trace.mean_watts(), self._settling, block_s=step_s)
 
 

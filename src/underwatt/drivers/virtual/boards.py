@@ -14,7 +14,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from underwatt.device.space import Knob, ModeSpace
+from underwatt.device.space import ModeSpace
 from underwatt.drivers.virtual.physics import BoardConstants, ClockedPart, PowerConstants
 from underwatt.errors import InputError
 from underwatt.records import PowerMode
@@ -84,12 +84,11 @@ class SysfsNames:
     model: str
     compatible: tuple[str, ...]
     generation: Literal["jetpack4", "jetpack5", "jetpack6"]
-    gpu_path: str  # below sys/devices
-    gpu_name: str  # of_node/name
+    gpu_path: str  # below sys/devices; the device tree's name of the GPU is what follows the last dot
     gpu_compatible: str
     clusters: tuple[tuple[int, ...], ...]  # cores that share a clock
     sensor_chips: tuple[tuple[str, tuple[str, ...]], ...]  # i2c address, rail of each channel
-    emc: Literal["bpmp", "override"]
+    emc: Literal["bpmp", "override"] = "bpmp"  # through the boot processor, or as on Nano
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,15 +114,9 @@ class BoardSpec:
     @property
     def space(self) -> ModeSpace:
         """Every mode of the board."""
-        cores = tuple(float(count) for count in range(1, self.cpu_cores + 1))
-        return ModeSpace(
-            (
-                Knob("cpu_cores", cores),
-                Knob("cpu_mhz", self.cpu_mhz),
-                Knob("gpu_mhz", self.gpu_mhz),
-                Knob("mem_mhz", self.mem_mhz),
-            )
-        )
+        cores = [float(count) for count in range(1, self.cpu_cores + 1)]
+        values = {"cpu_cores": cores, "cpu_mhz": self.cpu_mhz, "gpu_mhz": self.gpu_mhz, "mem_mhz": self.mem_mhz}
+        return ModeSpace.of_values(values)
 
     def stock_mode(self, name: str) -> StockMode:
         """The stock mode of that name."""
@@ -205,7 +198,6 @@ NANO = BoardSpec(
         compatible=("nvidia,p3449-0000-b00+p3448-0000-b00", "nvidia,jetson-nano", "nvidia,tegra210"),
         generation="jetpack4",
         gpu_path="57000000.gpu",
-        gpu_name="gpu",
         gpu_compatible="nvidia,tegra210-gm20b",
         clusters=((0, 1, 2, 3),),
         sensor_chips=(("6-0040", ("POM_5V_IN", "POM_5V_GPU", "POM_5V_CPU")),),
@@ -260,14 +252,12 @@ TX2_NX = BoardSpec(
         compatible=("nvidia,p3509-0000+p3636-0001", "nvidia,p3636-0001", "nvidia,tegra186"),
         generation="jetpack4",
         gpu_path="17000000.gp10b",
-        gpu_name="gp10b",
         gpu_compatible="nvidia,tegra186-gp10b",
         clusters=((0, 3, 4, 5), (1, 2)),
         sensor_chips=(
             ("0-0040", ("VDD_SYS_GPU", "VDD_SYS_SOC", "VDD_4V0_WIFI")),
             ("0-0041", ("VDD_IN", "VDD_SYS_CPU", "VDD_SYS_DDR")),
         ),
-        emc="bpmp",
     ),
 )
 
@@ -319,11 +309,9 @@ XAVIER_AGX = BoardSpec(
         compatible=("nvidia,p2972-0000", "nvidia,p2822-0000+p2888-0004", "nvidia,tegra194"),
         generation="jetpack5",
         gpu_path="17000000.gv11b",
-        gpu_name="gv11b",
         gpu_compatible="nvidia,gv11b",
         clusters=((0, 1), (2, 3), (4, 5), (6, 7)),
         sensor_chips=(("1-0040", ("GPU", "CPU", "SOC")), ("1-0041", ("CV", "VDDRQ", "SYS5V"))),
-        emc="bpmp",
     ),
 )
 
@@ -371,11 +359,9 @@ ORIN_NANO = BoardSpec(
         compatible=("nvidia,p3768-0000+p3767-0003", "nvidia,p3767-0003", "nvidia,tegra234"),
         generation="jetpack6",
         gpu_path="platform/bus@0/17000000.gpu",
-        gpu_name="gpu",
         gpu_compatible="nvidia,ga10b",
         clusters=((0, 1, 2, 3), (4, 5)),
         sensor_chips=(("1-0040", ("VDD_IN", "VDD_CPU_GPU_CV", "VDD_SOC")),),
-        emc="bpmp",
     ),
 )
 
@@ -421,14 +407,12 @@ ORIN_AGX = BoardSpec(
         compatible=("nvidia,p3737-0000+p3701-0000", "nvidia,p3701-0000", "nvidia,tegra234"),
         generation="jetpack5",
         gpu_path="17000000.ga10b",
-        gpu_name="ga10b",
         gpu_compatible="nvidia,ga10b",
         clusters=((0, 1, 2, 3), (4, 5, 6, 7), (8, 9, 10, 11)),
         sensor_chips=(
             ("1-0040", ("VDD_GPU_SOC", "VDD_CPU_CV", "VIN_SYS_5V0")),
             ("1-0041", ("NC", "VDDQ_VDD2_1V8AO", "NC")),
         ),
-        emc="bpmp",
     ),
 )
 

@@ -163,7 +163,7 @@ def _device_tree_files(spec: BoardSpec) -> dict[str, str]:
     return {
         "proc/device-tree/model": f"{spec.sysfs.model}\0",
         "proc/device-tree/compatible": "".join(f"{name}\0" for name in (*spec.sysfs.compatible, "underwatt,virtual")),
-        f"{device}/of_node/name": f"{spec.sysfs.gpu_name}\0",
+        f"{device}/of_node/name": f"{spec.sysfs.gpu_path.rsplit('.', 1)[1]}\0",
         f"{device}/of_node/compatible": f"{spec.sysfs.gpu_compatible}\0",
     }
 
