@@ -7,10 +7,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from underwatt.drivers.virtual.physics import (
+    ClockedPart,
     Clocks,
     Floats,
     PowerConstants,
-    Rail,
     StepConstants,
     StepTimes,
     busy_cores,
@@ -137,9 +137,9 @@ def _columns(clocks: Clocks, times: StepTimes) -> Floats:
     )
 
 
-def _unit_rail(top_mhz: float, watts: float = 1.0) -> Rail:
+def _unit_rail(top_mhz: float, watts: float = 1.0) -> ClockedPart:
     """A rail that draws so many watts when busy at its top clock."""
-    return Rail(1e3 * watts / (HIGH_V**2 * top_mhz), top_mhz, LOW_V, HIGH_V, IDLE_SHARE)
+    return ClockedPart(1e3 * watts / (HIGH_V**2 * top_mhz), top_mhz, LOW_V, HIGH_V, IDLE_SHARE)
 
 
 def _as_constants(weights: Floats, clocks: Clocks) -> PowerConstants:
@@ -150,5 +150,7 @@ def _as_constants(weights: Floats, clocks: Clocks) -> PowerConstants:
         static_w=static_w,
         gpu=_unit_rail(float(np.max(clocks.gpu_mhz)), gpu_w),
         cpu_core=_unit_rail(float(np.max(clocks.cpu_mhz)), core_w),
-        mem=Rail(1e3 * mem_w / (HIGH_V**2 * top_mhz), top_mhz, HIGH_V, HIGH_V, mem_idle_w / mem_w if mem_w else 0.0),
+        mem=ClockedPart(
+            1e3 * mem_w / (HIGH_V**2 * top_mhz), top_mhz, HIGH_V, HIGH_V, mem_idle_w / mem_w if mem_w else 0.0
+        ),
     )

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from underwatt.drivers.virtual.physics import (
+    ClockedPart,
     Clocks,
     Floats,
     PowerConstants,
-    Rail,
     StepConstants,
     step_power,
     step_times,
@@ -25,9 +25,9 @@ from physics_fit import fit
 
 POWER = PowerConstants(
     static_w=4.0,
-    gpu=Rail(12.0, 1000.0, 0.6, 1.1, 0.15),
-    cpu_core=Rail(0.8, 2000.0, 0.6, 1.1, 0.15),
-    mem=Rail(5.0, 2100.0, 1.0, 1.0, 0.2),
+    gpu=ClockedPart(12.0, 1000.0, 0.6, 1.1, 0.15),
+    cpu_core=ClockedPart(0.8, 2000.0, 0.6, 1.1, 0.15),
+    mem=ClockedPart(5.0, 2100.0, 1.0, 1.0, 0.2),
 )
 
 

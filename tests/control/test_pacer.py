@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from underwatt.budget import Budget
 from underwatt.control.pacer import LONGEST_PAUSE_S, Pacer, can_hold
-from underwatt.device.clock import VirtualClock
+from underwatt.drivers.virtual.board import VirtualClock
 from underwatt.measure.meter import Meter
 from underwatt.planning.problem import can_pause
 from underwatt.records import DeviceInfo, PowerSample

@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
+from killable import Killable
 
 from underwatt.device.journal import Journal, state_dir
 from underwatt.device.registry import open_device
@@ -256,23 +257,21 @@ def test_in_process_devices_need_no_journal() -> None:
     assert dict(virtual.snapshot()) == found
 
 
-def _kill_a_session(root: Path, seed: int, after_s: float) -> None:
-    with subprocess.Popen([sys.executable, str(CHILD), str(root), str(seed)], stdout=subprocess.PIPE) as child:
-        assert child.stdout is not None
-        assert child.stdout.readline() == b"begun\n"
-        time.sleep(after_s)
-        child.kill()
-
-
 @pytest.mark.slow
 def test_kill_9_at_50_random_moments_always_restores(root: Path) -> None:
     before = files(root)
     chance = random.Random(0)
     restored = changed = 0
-    for seed in range(50):
-        _kill_a_session(root, seed, after_s=chance.random() * 0.15)
-        changed += files(root) != before
-        subprocess.run([sys.executable, "-m", "underwatt", "restore"], check=True, capture_output=True)
-        restored += files(root) == before
+    with Killable(CHILD) as sessions:
+        for seed in range(50):
+            process = sessions.start(f"{seed} {root}")
+            time.sleep(chance.random() * 0.15)
+            assert sessions.kill(process) == -signal.SIGKILL
+            changed += files(root) != before
+            if seed % 10 == 0:
+                subprocess.run([sys.executable, "-m", "underwatt", "restore"], check=True, capture_output=True)
+            else:
+                restore_all()
+            restored += files(root) == before
     assert restored == 50
     assert changed >= 10, "the kills came too late to prove anything"

@@ -1,10 +1,10 @@
-"""A profile in a process of its own, to be killed: many settings on a virtual board, each stored as it is measured."""
+"""Profiles in processes of their own, to be killed: many settings on a virtual board, each stored as it is measured."""
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
+from killable import begun, serve
 from profile_helpers import simulated, virtual
 
 from underwatt.device.session import Session
@@ -17,12 +17,12 @@ def settings() -> list:  # type: ignore[type-arg]
     return ordered_settings([space[index] for index in range(0, len(space), 400)], (4, 8, 16))
 
 
-def main() -> None:
+def work(path: str) -> None:
     device = virtual("nano")
-    with Store(Path(sys.argv[1])) as store, Session(device) as session:
-        print("begun", flush=True)
+    with Store(Path(path)) as store, Session(device) as session:
+        begun()
         run_profile(session, simulated(device), settings(), store)
 
 
 if __name__ == "__main__":
-    main()
+    serve(work)

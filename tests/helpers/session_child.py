@@ -1,25 +1,25 @@
-"""A session in a process of its own, to be killed: sets one mode after the other on a sysfs-shaped board."""
+"""Sessions in processes of their own, to be killed: set one mode after the other on a sysfs-shaped board."""
 
 from __future__ import annotations
 
 import random
-import sys
-from pathlib import Path
+
+from killable import begun, serve
 
 from underwatt.device.session import Session
 from underwatt.drivers.jetson.device import JetsonDevice
 
 
-def main() -> None:
-    root, seed = Path(sys.argv[1]), int(sys.argv[2])
-    chance = random.Random(seed)
+def work(argument: str) -> None:
+    seed, root = argument.split(maxsplit=1)
+    chance = random.Random(int(seed))
     device = JetsonDevice(root)
     while True:
         with Session(device) as session:
-            print("begun", flush=True)
+            begun()
             for _ in range(chance.randrange(1, 6)):
                 session.apply(device.space[chance.randrange(len(device.space))])
 
 
 if __name__ == "__main__":
-    main()
+    serve(work)

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from underwatt.device.clock import VirtualClock
+from underwatt.drivers.virtual.board import VirtualClock
 from underwatt.errors import OutOfMemoryError
 from underwatt.jobs.simulated import SimulatedWorkload
 from underwatt.measure.workload import Beat

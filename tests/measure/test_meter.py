@@ -3,16 +3,20 @@ from __future__ import annotations
 import threading
 import time
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from profile_helpers import COST, virtual
+from run_world import NET, Hurt
 
-from underwatt.device.clock import SystemClock, VirtualClock
+from underwatt.device.clock import SystemClock
+from underwatt.drivers.virtual.board import VirtualClock
 from underwatt.errors import MeasureError, NotPermittedError, SensorError
-from underwatt.measure.meter import Meter, Trace
+from underwatt.measure.meter import IDLE_WATCH_S, Meter, Trace, measure_idle
+from underwatt.measure.steady import SETTLING_WAIT_S
 from underwatt.records import PowerSample
 
 
@@ -253,7 +257,8 @@ def test_a_look_at_the_last_seconds_is_as_quick_after_a_day_as_after_a_minute() 
     for count in (600, 864_000):
         device = Scripted(VirtualClock())
         meter = Meter(device)  # type: ignore[arg-type]
-        meter._samples.extend(PowerSample(0.1 * i, 10.0) for i in range(count))
+        meter._samples.extend([PowerSample(0.0, 10.0)] * (count - 100))
+        meter._samples.extend(PowerSample(0.1 * i, 10.0) for i in range(count - 100, count))
         meter._beats.extend(0.1 * i for i in range(count))
         meter._pauses.extend((0.1 * i, 0.1 * i + 0.01) for i in range(count - min(count, 100_000), count))
         since_s, rounds_s = 0.1 * count - 4.0, []
@@ -267,3 +272,29 @@ def test_a_look_at_the_last_seconds_is_as_quick_after_a_day_as_after_a_minute() 
         costs_s.append(min(rounds_s))
         assert len(trace) == 40
     assert costs_s[1] < 5 * costs_s[0] + 1e-3
+
+
+@pytest.mark.parametrize("board", ["nano", "tx2-nx", "orin-nano"])
+def test_idle_power_is_true_even_right_after_work(board: str) -> None:
+    device = virtual(board)
+    begun_s = device.clock.now_s()
+    for _ in range(20):
+        device.run_step(NET, 32)
+    worked_s = device.clock.now_s() - begun_s
+    found_w = measure_idle(device, watch_s=4.0)
+    assert device.clock.now_s() - begun_s - worked_s == pytest.approx(SETTLING_WAIT_S + 4.0)
+    lag = 0.08 if device.board.spec.sensor.lag_s > 0.3 else 0.03  # the sensor still remembers the work
+    assert found_w == pytest.approx(device.board.power_w, rel=lag)
+
+
+def test_it_takes_two_seconds() -> None:
+    device = virtual()
+    measure_idle(device)
+    assert device.clock.now_s() == pytest.approx(SETTLING_WAIT_S + IDLE_WATCH_S)
+
+
+def test_a_sensor_that_fails_meanwhile_is_an_error() -> None:
+    device: Any = Hurt(virtual())
+    device.silent = lambda: device.clock.now_s() > 0.5
+    with pytest.raises(SensorError):
+        measure_idle(device)

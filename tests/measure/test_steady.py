@@ -14,7 +14,7 @@ from underwatt.measure.steady import (
     independent_share,
     mean_after_warmup,
     mean_while_settling,
-    settled_from,
+    warm_from,
 )
 
 finite = st.floats(0.01, 1e4, allow_nan=False)
@@ -27,7 +27,7 @@ def settling_signal(rng: np.random.Generator, tau_s: float, count: int) -> tuple
 
 def test_slow_first_steps_are_dropped() -> None:
     values = np.array([5.0, 3.0, *np.tile([1.0, 1.01, 0.99], 6)])
-    assert settled_from(values) == 2
+    assert warm_from(values) == 2
     found = mean_after_warmup(values)
     assert found.mean == pytest.approx(1.0, abs=0.002)
     assert found.count == 18

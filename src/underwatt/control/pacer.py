@@ -13,7 +13,7 @@ import math
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from underwatt.measure.meter import Joules
+from underwatt.measure.meter import EnergyIntegrator
 
 if TYPE_CHECKING:
     from underwatt.measure.meter import Meter
@@ -51,7 +51,7 @@ class Pacer:
         self._debt_j = 0.0
         self._last: PowerSample | None = None
         self._counted_s = now_s
-        self._joules = Joules()
+        self._joules = EnergyIntegrator()
         self._paused_s = self._usual_s = self._steps = 0.0  # not matched with readings yet
         self._busy_from_s = now_s  # when the last pause ended
         self._owed_s = 0.0  # pauses that are due

@@ -1,4 +1,4 @@
-"""Time as a device knows it: the system's for real ones, its own for virtual ones.
+"""Time as a device knows it: the system's for real ones, their own for simulated ones (``drivers.virtual``).
 
 Everything that waits, times or samples goes through a ``Clock``, so that the same code measures a real board in
 real seconds and a virtual one in simulated seconds.
@@ -12,8 +12,6 @@ from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-
-_ROUNDING_S = 1e-9  # sums of decimal seconds miss whole ones by less than this
 
 
 class Timer(Protocol):
@@ -74,67 +72,3 @@ class _ThreadTimer:
         self._stop.set()
         if self._thread is not threading.current_thread():
             self._thread.join()
-
-
-class VirtualClock:
-    """A clock that moves only when told to; repeating calls happen in passing, at their exact times."""
-
-    def __init__(self, start_s: float = 0.0) -> None:
-        self._now_s = start_s
-        self._timers: list[_VirtualTimer] = []
-        self._movers: list[Callable[[float], None]] = []
-
-    def now_s(self) -> float:
-        """Simulated seconds."""
-        return self._now_s
-
-    def sleep(self, seconds: float) -> None:
-        """Move time forward."""
-        self.advance(seconds)
-
-    def every(self, period_s: float, call: Callable[[], None]) -> Timer:
-        """Call at each multiple of ``period_s`` from now on."""
-        timer = _VirtualTimer(self, self._now_s, period_s, call)
-        self._timers.append(timer)
-        return timer
-
-    def on_move(self, mover: Callable[[float], None]) -> None:
-        """Have ``mover(seconds)`` called for each stretch of time that passes: this is how a board lives."""
-        self._movers.append(mover)
-
-    def advance(self, seconds: float) -> None:
-        """Move time forward, stopping at each timer that falls due on the way."""
-        end_s = self._now_s + max(0.0, seconds)
-        while True:
-            due = min(self._timers, key=lambda timer: timer.due_s, default=None)
-            if due is None or due.due_s > end_s + _ROUNDING_S:
-                self._move_to(end_s)
-                return
-            self._move_to(max(due.due_s, self._now_s))
-            due.fire()
-
-    def _move_to(self, at_s: float) -> None:
-        seconds = at_s - self._now_s
-        if seconds > 0:
-            self._now_s = at_s
-            for mover in self._movers:
-                mover(seconds)
-
-
-class _VirtualTimer:
-    def __init__(self, clock: VirtualClock, due_s: float, period_s: float, call: Callable[[], None]) -> None:
-        self.due_s = due_s
-        self._start_s = due_s
-        self._fired = 0
-        self._clock = clock
-        self._period_s = period_s
-        self._call = call
-
-    def fire(self) -> None:
-        self._fired += 1
-        self.due_s = self._start_s + self._fired * self._period_s
-        self._call()
-
-    def cancel(self) -> None:
-        if self in self._clock._timers:
-            self._clock._timers.remove(self)

@@ -10,8 +10,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from underwatt.device.clock import VirtualClock
 from underwatt.device.space import ModeSpace
+from underwatt.drivers.virtual.board import VirtualClock
 from underwatt.errors import InputError, ModeError, OutOfMemoryError, SensorError, StepError
 from underwatt.records import (
     Capability,

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, TypeVar
 import numpy as np
 
 from underwatt.errors import MeasureError, SensorError
+from underwatt.measure.steady import SETTLING_WAIT_S
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -26,15 +27,21 @@ if TYPE_CHECKING:
     from underwatt.device.clock import Timer
     from underwatt.records import PowerSample
 
+SAMPLE_PERIOD_S = 0.1
+PEAK_PERCENTILE = 99.0  # peak watts = this percentile of the readings in a window
+KEEP_SAMPLES = 864_000  # a day at ten a second
+KEEP_BEATS = 1_000_000
+KEEP_ABSENCES = 10_000
+STALE_PERIODS, STALE_S = 10, 1.0  # readings older than so many periods and this long are no readings of now
+BRIDGED_PERIODS = 4  # a gap between readings that worked may be this long
+COUNTER_TOLERANCE = 0.25  # between the hardware's energy counter and the readings, over a window
+COUNTER_MIN_READINGS = 10  # fewer do not tell a slow counter from a broken one
+COUNTER_STOPPED_S = 2.0  # one that has not moved for so long, while power is read, has stopped
+IDLE_WATCH_S = 1.0
 
-# Joules between readings of power: by the hardware's counter, unless there is none, or it has stopped.
 
-# A counter of joules that has not moved for so long, while power is read, has stopped.
-STOPPED_S = 2.0
-
-
-class Joules:
-    """Follows readings, one after the other."""
+class EnergyIntegrator:
+    """Joules from reading to reading: by the hardware's counter, unless there is none, or it has stopped."""
 
     def __init__(self) -> None:
         self._still_s = self._still_j = 0.0
@@ -49,23 +56,11 @@ class Joules:
             self._still_s = self._still_j = 0.0
             return after.energy_j - before.energy_j
         self._still_s += seconds
-        if self._still_s > STOPPED_S:
+        if self._still_s > COUNTER_STOPPED_S:
             waiting_j, self._still_j = self._still_j, 0.0
             return waiting_j + read_j
         self._still_j += read_j
         return 0.0
-
-
-SAMPLE_PERIOD_S = 0.1
-PEAK_PERCENTILE = 99.0  # peak watts = this percentile of the readings in a window
-KEEP_SAMPLES = 864_000  # a day at ten a second
-KEEP_BEATS = 1_000_000
-KEEP_ABSENCES = 10_000
-ABSENCE_SETTLES_S = 1.0  # readings after something else than training still tell of that
-STALE_PERIODS, STALE_S = 10, 1.0  # readings older than so many periods and this long are no readings of now
-BRIDGED_PERIODS = 4  # a gap between readings that worked may be this long
-COUNTER_TOLERANCE = 0.25  # between the hardware's energy counter and the readings, over a window
-COUNTER_MIN_READINGS = 10  # fewer do not tell a slow counter from a broken one
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,10 +98,11 @@ class Trace:
             return self.at_s, self.power_w
         return self.at_s[1:], np.diff(self.counter_j) / np.diff(self.at_s)
 
-    def part(self, first: int) -> Trace:
-        """The part from a reading on; missed readings are counted for the whole."""
-        counter = None if self.counter_j is None else self.counter_j[first:]
-        return Trace(self.at_s[first:], self.power_w[first:], counter, self.missed)
+    def part(self, first: int, last: int | None = None) -> Trace:
+        """The part from a reading on, up to and with another one; missed readings are counted for the whole."""
+        part = slice(first, None if last is None else last + 1)
+        counter = None if self.counter_j is None else self.counter_j[part]
+        return Trace(self.at_s[part], self.power_w[part], counter, self.missed)
 
 
 class Meter:
@@ -127,7 +123,7 @@ class Meter:
         self._failing: tuple[float, SensorError] | None = None  # since the last reading that worked
         self._failed: tuple[float, SensorError] | None = None  # the newest that left too long a gap
         self._missed = 0
-        self._joules = Joules()
+        self._joules = EnergyIntegrator()
         self.energy_j = 0.0  # drawn since the first reading, as far as it was read
         self._listeners: list[Callable[[PowerSample], None]] = []
         self._timer: Timer | None = None
@@ -181,12 +177,11 @@ class Meter:
     def _sample(self) -> None:
         try:
             sample = self._device.read_power()
-        except SensorError as exc:
-            self._failing = (self._now_s(), exc)
-            return
         except Exception as exc:  # noqa: BLE001 - whatever ends the sampling must reach whoever asks for watts
-            error = SensorError(f"The power of {self._device.info.name} cannot be read any more ({exc}).")
-            error.__cause__ = exc
+            error = exc
+            if not isinstance(error, SensorError):
+                error = SensorError(f"The power of {self._device.info.name} cannot be read any more ({exc}).")
+                error.__cause__ = exc
             self._failing = (self._now_s(), error)
             return
         newest = self.newest
@@ -239,7 +234,7 @@ class Meter:
         """Which moments lie outside of absences, and long enough after one for a sensor to have settled."""
         present = np.ones(len(at_s), dtype=bool)
         for begin_s, end_s in _newest(self._absences, lambda absence: len(at_s) > 0 and absence[1] > at_s[0]):
-            present &= (at_s < begin_s) | (at_s >= end_s + ABSENCE_SETTLES_S)
+            present &= (at_s < begin_s) | (at_s >= end_s + SETTLING_WAIT_S)
         return present
 
     def paused_s(self, at_s: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -277,16 +272,10 @@ def _sound_counter(
     return counter_j if sound else None
 
 
-# What a device draws while no step is under way: what pauses are reckoned with.
-
-SETTLE_S = 1.0
-WATCH_S = 1.0
-
-
-def measure_idle(device: Device, watch_s: float = WATCH_S) -> float:
-    """Mean power over a moment in which nothing is trained; whoever calls sees to that."""
-    with Meter(device, SAMPLE_PERIOD_S) as meter:
-        device.clock.sleep(SETTLE_S + watch_s)
+def measure_idle(device: Device, watch_s: float = IDLE_WATCH_S) -> float:
+    """What pauses draw: mean power over a moment in which nothing is trained; whoever calls sees to that."""
+    with Meter(device) as meter:
+        device.clock.sleep(SETTLING_WAIT_S + watch_s)
         trace = meter.trace(device.clock.now_s() - watch_s)
     if len(trace) < 2:
         raise SensorError(f"{device.info.name} gave no power reading in {watch_s:g} s.")

@@ -1,37 +1,85 @@
-"""Profiling: many settings, one after the other, each on disk as soon as it is measured.
+"""Profiling: many settings, one after the other, each kept as soon as it is measured.
 
-Stopping at any moment loses at most the setting under way; starting again goes on with what is left.
+Which modes to measure, in which order, and the measuring itself. Stopping at any moment loses at most the setting under
+way; starting again goes on with what is left.
 """
 
 from __future__ import annotations
 
-import csv
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Protocol
 
 from underwatt.errors import InputError, ModeError, OutOfMemoryError, StepError, WorkloadError
 from underwatt.measure.measurement import measure
 from underwatt.measure.steady import Settling
 from underwatt.records import KNOBS, Measurement, PowerMode, Setting, Status
+from underwatt.tables import parsed, read_rows
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from pathlib import Path
 
     from typing_extensions import Self
 
     from underwatt.device.session import Session
+    from underwatt.device.space import ModeSpace
     from underwatt.measure.measurement import MeasureOptions
     from underwatt.measure.workload import StepRun, Workload
-    from underwatt.store.store import Store
+    from underwatt.records import DeviceInfo, WorkloadInfo
 
-    Watcher: TypeAlias = Callable[[Measurement, int, int], None]  # the newest answer, how many there are, of how many
-    from pathlib import Path
+GRID_STEPS = 12
+MAIN_KNOBS = ("gpu_mhz", "power_limit_w", "cpu_mhz")  # the first that may be set makes the grid
+TRIES = 2  # a job that ends or fails by itself is started once more for the same setting
+GUESS_S = 8.0  # for one setting, before any was measured
 
-    from underwatt.device.space import ModeSpace
+
+class MeasurementStore(Protocol):
+    """Where measurements are kept: what was added is on disk."""
+
+    def profile_id(self, device: DeviceInfo, workload: WorkloadInfo) -> int:
+        """The number of the profile of a workload on a device."""
+        ...
+
+    def measurements(self, profile_id: int) -> tuple[Measurement, ...]:
+        """What is known of it."""
+        ...
+
+    def add(self, profile_id: int, measurements: Sequence[Measurement]) -> None:
+        """Keep some more."""
+        ...
 
 
-# In which order to measure: as few starts, mode changes and hot boards as possible. Pure functions.
+def grid_modes(space: ModeSpace) -> list[PowerMode]:
+    """The table of the published method: every GPU clock (or power limit), all else at its highest."""
+    main = next((knob for name in MAIN_KNOBS if (knob := space.knob(name))), None)
+    if main is None:
+        return [space.highest]
+    return [space.highest.with_knobs(**{main.name: value}) for value in thinned(main.values, GRID_STEPS)]
+
+
+def thinned(values: Sequence[float], most: int) -> list[float]:
+    """At most so many of some values, evenly spread, the first and the last among them."""
+    if len(values) <= most:
+        return list(values)
+    return [values[round(n * (len(values) - 1) / (most - 1))] for n in range(most)]
+
+
+def modes_from_file(path: Path, space: ModeSpace) -> list[PowerMode]:
+    """Modes from a CSV file with knobs as columns; each must be allowed on the device."""
+    columns, rows = read_rows(path)
+    if not columns & set(KNOBS) or not rows:
+        raise InputError(
+            f"{path} names no modes.", hint=f"Give a CSV file with some of these columns: {', '.join(KNOBS)}."
+        )
+
+    def allowed(row: Mapping[str, str]) -> PowerMode:
+        try:
+            return space.check(PowerMode.of({name: float(row[name]) for name in KNOBS if row.get(name)}))
+        except ModeError as exc:
+            raise InputError(str(exc)) from exc
+
+    return list(parsed(path, rows, allowed))
 
 
 def ordered_settings(modes: Iterable[PowerMode], batch_sizes: Iterable[int]) -> list[Setting]:
@@ -55,18 +103,14 @@ def _heat(mode: PowerMode) -> tuple[float, tuple[float, ...]]:
 def to_measure(settings: Sequence[Setting], done: Iterable[Measurement]) -> list[Setting]:
     """What is left: not what was measured, and not what is known to run out of memory."""
     done = list(done)
-    settled = {m.setting for m in done if m.status is not Status.FAILED}
+    answered = {m.setting for m in done if m.status is not Status.FAILED}
     too_large = smallest_too_large(done)
-    return [s for s in settings if s not in settled and s.batch_size < too_large]
+    return [s for s in settings if s not in answered and s.batch_size < too_large]
 
 
 def smallest_too_large(done: Iterable[Measurement]) -> float:
     """The smallest batch size that ran out of memory; infinite where none did. Memory does not depend on clocks."""
     return min((m.setting.batch_size for m in done if m.status is Status.OUT_OF_MEMORY), default=math.inf)
-
-
-TRIES = 2  # a job that ends or fails by itself is started once more for the same setting
-GUESS_S = 8.0  # for one setting, before any was measured
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,12 +132,15 @@ def run_profile(
     session: Session,
     workload: Workload,
     settings: Sequence[Setting],
-    store: Store,
+    store: MeasurementStore,
     *,
     options: MeasureOptions | None = None,
-    watch: Watcher | None = None,
+    watch: Callable[[Measurement, int, int], None] | None = None,
 ) -> ProfileOutcome:
-    """Measure every setting that the store does not hold yet, in the order given."""
+    """Measure every setting that the store does not hold yet, in the order given.
+
+    ``watch`` is told the newest answer, how many there are, and of how many.
+    """
     profile_id = store.profile_id(session.device.info, workload.info)
     known = list(store.measurements(profile_id))
     left = to_measure(settings, known)
@@ -115,22 +162,27 @@ def run_profile(
 
 
 class Measurer:
-    """Measures settings of a job one after the other, whatever their order; each is on disk when it is known."""
+    """Measures settings of a job one after the other, whatever their order; each is on disk when it is known.
+
+    The job is started once for each batch size and kept running while modes change.
+    """
 
     def __init__(
         self,
         session: Session,
         workload: Workload,
-        store: Store,
+        store: MeasurementStore,
         profile_id: int,
         options: MeasureOptions | None = None,
     ) -> None:
         self._session = session
-        self._runs = _Runs(workload)
+        self._workload = workload
         self._store = store
         self._profile_id = profile_id
         self._options = options
         self._settling = Settling()
+        self._run: StepRun | None = None
+        self._batch_size = 0
 
     def measure(self, setting: Setting) -> Measurement:
         """One setting; running out of memory and failing are answers too."""
@@ -141,7 +193,7 @@ class Measurer:
     def _measure_with_retry(self, setting: Setting) -> Measurement:
         for _ in range(TRIES):
             try:
-                run = self._runs.at(setting.batch_size)
+                run = self._run_at(setting.batch_size)
             except OutOfMemoryError as exc:
                 return Measurement(setting, status=Status.OUT_OF_MEMORY, note=exc.message)
             except StepError as exc:
@@ -149,81 +201,29 @@ class Measurer:
             found = measure(self._session, run, setting, self._options, self._settling)
             if found.usable:
                 return found
-            self._runs.end()  # whatever went wrong, the next setting gets a fresh start
+            self._end_run()  # whatever went wrong, the next setting gets a fresh start
             if found.status is Status.OUT_OF_MEMORY:
                 return found
         return found
+
+    def _run_at(self, batch_size: int) -> StepRun:
+        if self._run is None or self._batch_size != batch_size:
+            self._end_run()
+            self._run = self._workload.start(batch_size)
+            self._batch_size = batch_size
+        return self._run
+
+    def _end_run(self) -> None:
+        run, self._run = self._run, None
+        if run is not None:
+            run.stop()
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
         try:
-            self._runs.end()
+            self._end_run()
         except WorkloadError:
             if kind is None:
                 raise
-
-
-class _Runs:
-    """The job, started once for each batch size and kept running while modes change."""
-
-    def __init__(self, workload: Workload) -> None:
-        self._workload = workload
-        self._run: StepRun | None = None
-        self._batch_size = 0
-
-    def at(self, batch_size: int) -> StepRun:
-        if self._run is None or self._batch_size != batch_size:
-            self.end()
-            self._run = self._workload.start(batch_size)
-            self._batch_size = batch_size
-        return self._run
-
-    def end(self) -> None:
-        run, self._run = self._run, None
-        if run is not None:
-            run.stop()
-
-
-# Which power modes a profile covers when the user names them: a grid, or a file.
-
-GRID_STEPS = 12
-_MAIN_KNOBS = ("gpu_mhz", "power_limit_w", "cpu_mhz")  # the first that may be set makes the grid
-
-
-def grid_modes(space: ModeSpace) -> list[PowerMode]:
-    """The table of the published method: every GPU clock (or power limit), all else at its highest."""
-    main = next((knob for name in _MAIN_KNOBS if (knob := space.knob(name))), None)
-    if main is None:
-        return [space.highest]
-    return [space.highest.with_knobs(**{main.name: value}) for value in thinned(main.values, GRID_STEPS)]
-
-
-def thinned(values: Sequence[float], most: int) -> list[float]:
-    """At most so many of some values, evenly spread, the first and the last among them."""
-    if len(values) <= most:
-        return list(values)
-    return [values[round(n * (len(values) - 1) / (most - 1))] for n in range(most)]
-
-
-def modes_from_file(path: Path, space: ModeSpace) -> list[PowerMode]:
-    """Modes from a CSV file with knobs as columns; each must be allowed on the device."""
-    try:
-        with path.open(newline="", encoding="utf-8") as file:
-            reader = csv.DictReader(file)
-            columns = [name for name in reader.fieldnames or () if name in KNOBS]
-            rows = [(reader.line_num, row) for row in reader]
-    except (OSError, UnicodeDecodeError, csv.Error) as exc:
-        raise InputError(f"The modes in {path} cannot be read ({exc}).") from exc
-    if not columns or not rows:
-        raise InputError(
-            f"{path} names no modes.", hint=f"Give a CSV file with some of these columns: {', '.join(KNOBS)}."
-        )
-    modes: list[PowerMode] = []
-    for line, row in rows:
-        try:
-            modes.append(space.check(PowerMode.of({name: float(row[name]) for name in columns if row[name]})))
-        except (ValueError, TypeError, InputError, ModeError) as exc:
-            raise InputError(f"{path}, line {line}: {exc}") from exc
-    return modes

@@ -1,14 +1,17 @@
-"""When has a signal settled, and how well is its mean known? Pure functions over arrays.
+"""How long power readings still tell of what was before a change, and how well a mean is known meanwhile.
 
-Step times: the first are slow. How many to drop is chosen by the marginal standard error rule (White 1997): the cut
-after which the mean is known best.
+Everything that is assumed about the lag of a power sensor stands here; meter, measurement, controller and the judge of
+a run take it from here. (The simulated boards have a sensor of their own, which is no assumption but the thing itself.)
 
 Power: it settles over seconds after a change, because the sensor averages, so waiting it out would be most of the cost
 of a short measurement. Instead the approach is fitted: P + A·exp(−t/τ) for a row of τ, and none, each weighed by how
 well it explains the readings; the doubt about τ becomes part of the interval. τ belongs to the device's sensor, so what
 one measurement teaches about it the next one knows (``Settling``).
 
-Both: neighbours are correlated, so an interval counts independent readings, not readings.
+Step times: the first are slow. How many to drop is chosen by the marginal standard error rule (White 1997): the cut
+after which the mean is known best.
+
+Both: neighbours are correlated, so an interval counts independent readings, not readings. Pure functions over arrays.
 """
 
 from __future__ import annotations
@@ -18,13 +21,18 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
-from scipy.special import stdtrit
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 SETTLING_TIMES_S = np.geomspace(0.1, 3.0, 24)  # from a quick shunt to the one-second average of a data-centre GPU
 SETTLED = 0.005  # a reading counts as settled when the approach is this share of the mean or less
+# Where the approach cannot be fitted (between pauses, after something else ran, when idle), it is waited out.
+SETTLING_WAIT_S = 1.0
+# The controller judges no reading so soon after a change to a setting of which it does not know what it draws.
+UNJUDGED_AFTER_CHANGE_S = 1.5
+# Sensors average, a Jetson's over about 2 s: so long after a change a run's readings may still show what was before.
+SENSOR_LAG_S = 2.5
 LONGEST_WARM_UP = 5
 CLEAR_GAIN = 0.5  # readings are dropped where that halves the variance of the mean, or better
 _FEWEST = 6
@@ -35,7 +43,7 @@ _LONGEST_MEMORY = 200  # readings; correlations further apart are not looked for
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """A mean and the half width of its 95% interval; values from ``first`` on are settled, ``count`` of them."""
+    """A mean and the half width of its 95% interval; values from ``first`` on count, ``count`` of them."""
 
     mean: float
     ci95: float
@@ -61,7 +69,7 @@ class Settling:
         self.log_prior = log_posterior - math.log(float(np.sum(np.exp(log_posterior))))
 
 
-def settled_from(values: NDArray[np.float64]) -> int:
+def warm_from(values: NDArray[np.float64]) -> int:
     """The index from which on the mean is known best; only the first few values, and at most half, are dropped.
 
     A slow step later on is no warm-up: it comes again, and belongs to the mean.
@@ -81,8 +89,8 @@ def settled_from(values: NDArray[np.float64]) -> int:
 
 
 def mean_after_warmup(values: NDArray[np.float64]) -> Estimate:
-    """Mean of the settled part and its 95% interval; infinite where too little is known."""
-    first = settled_from(values)
+    """Mean without the slow first values and its 95% interval; infinite where too little is known."""
+    first = warm_from(values)
     kept = values[first:]
     count = len(kept)
     if count < 3:
@@ -107,9 +115,8 @@ def mean_while_settling(
     """
     count = len(values)
     if count < _FEWEST:
-        return Estimate(float(np.mean(values)) if count else math.nan, math.inf, 0, count), np.zeros_like(
-            SETTLING_TIMES_S
-        )
+        few = Estimate(float(np.mean(values)) if count else math.nan, math.inf, 0, count)
+        return few, np.zeros_like(SETTLING_TIMES_S)
     elapsed_s = at_s - at_s[0]
     approach = np.exp(-elapsed_s[None, :] / SETTLING_TIMES_S[:, None])
     centre = approach.mean(axis=1)
@@ -176,4 +183,6 @@ def independent_share(scatter: NDArray[np.float64]) -> float:
 
 
 def _t95(degrees: float) -> float:
+    from scipy.special import stdtrit  # here: whoever asks for a lag only need not load SciPy
+
     return float(stdtrit(max(1.0, degrees), 0.975))

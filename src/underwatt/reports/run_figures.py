@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from underwatt.measure.steady import SENSOR_LAG_S
 from underwatt.reports.figures import Change, EnergyOverTime, EnergySpent, PowerTrace, Share
 from underwatt.reports.sources import OUTCOMES, setting_of
 from underwatt.reports.words import (
@@ -23,7 +24,7 @@ from underwatt.reports.words import (
     percent,
     watts,
 )
-from underwatt.runlog.record import SENSOR_LAG_S, TOLERANCE
+from underwatt.runlog.record import TOLERANCE
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

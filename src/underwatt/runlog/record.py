@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
+from underwatt.measure.steady import SENSOR_LAG_S
+
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike, NDArray
 
@@ -18,8 +20,6 @@ if TYPE_CHECKING:
 
 TOLERANCE = 0.02
 WINDOW_S = 1.0  # where the budget bounds the mean and does not say over how long
-# Sensors average, a Jetson's over about 2 s: so long after a change their readings may still show what was before.
-SENSOR_LAG_S = 2.5
 # Less than this proves nothing: it is mostly the sensor finding out what the device draws.
 FEWEST_JUDGED_S, FEWEST_JUDGED = 5.0, 0.5
 

@@ -7,9 +7,9 @@ from hypothesis import strategies as st
 
 from underwatt.drivers.virtual.physics import (
     BoardConstants,
+    ClockedPart,
     Clocks,
     PowerConstants,
-    Rail,
     StepConstants,
     busy_cores,
     idle_power,
@@ -35,9 +35,9 @@ STEP = st.builds(
 MHZ = st.floats(50, 4000)
 POWER = PowerConstants(
     static_w=5.0,
-    gpu=Rail(10.0, 1300.0, 0.5, 1.0, 0.2),
-    cpu_core=Rail(0.5, 2200.0, 0.5, 1.0, 0.2),
-    mem=Rail(6.0, 3200.0, 1.0, 1.0, 0.1),
+    gpu=ClockedPart(10.0, 1300.0, 0.5, 1.0, 0.2),
+    cpu_core=ClockedPart(0.5, 2200.0, 0.5, 1.0, 0.2),
+    mem=ClockedPart(6.0, 3200.0, 1.0, 1.0, 0.1),
 )
 
 
@@ -92,7 +92,7 @@ def test_larger_batches_use_the_gpu_better_and_draw_more() -> None:
 
 
 def test_power_follows_voltage_squared_times_clock() -> None:
-    rail = Rail(10.0, 1000.0, low_v=0.5, high_v=1.0, idle_share=0.25)
+    rail = ClockedPart(10.0, 1000.0, low_v=0.5, high_v=1.0, idle_share=0.25)
     assert float(rail.watts(np.asarray(1000.0), np.asarray(1.0))) == pytest.approx(10.0)
     assert float(rail.watts(np.asarray(500.0), np.asarray(1.0))) == pytest.approx(10.0 * 0.75**2 / 2)
     assert float(rail.watts(np.asarray(1000.0), np.asarray(0.0))) == pytest.approx(2.5)

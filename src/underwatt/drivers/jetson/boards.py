@@ -1,4 +1,9 @@
-"""Which Jetson this is, and what cannot be asked of it: the rails that add up to its total, its memory clocks."""
+"""Which Jetson this is, what cannot be asked of it, and NVIDIA's power modes for it.
+
+What cannot be asked stands in a table: the rails that add up to a board's total, and its memory clocks. The power modes
+(which one is active, what it caps, which switch would need a reboot) are read from nvpmodel's files; the ``nvpmodel``
+program is never run.
+"""
 
 from __future__ import annotations
 
@@ -6,19 +11,22 @@ import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from underwatt.errors import DeviceError, InputError, ModeError
+from underwatt.errors import InputError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Collection, Mapping
 
     from underwatt.drivers.jetson.sysfs import Sysfs
-
 
 MODEL_FILE = "proc/device-tree/model"
 COMPATIBLE_FILE = "proc/device-tree/compatible"
 SERIAL_FILE = "proc/device-tree/serial-number"
 RELEASE_FILE = "etc/nv_tegra_release"
+CONF_FILE = "etc/nvpmodel.conf"
+STATUS_FILE = "var/lib/nvpmodel/status"
 VIRTUAL_COMPATIBLE = "underwatt,virtual"  # a simulated tree says so itself, so that no figure passes for real
+_NO_CAP = 2**31 - 1
+_REBOOT_ARGS = ("TPC_PG_MASK", "FBP_PG_MASK")
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,8 +94,8 @@ KNOWN_TOTALS: tuple[tuple[str, ...], ...] = tuple(
 
 def detect_board(sysfs: Sysfs) -> Board:
     """The board that the device tree names; one that is not in the table gets no assumptions."""
-    model = _text_or_empty(sysfs, MODEL_FILE)
-    text = f"{model}\n{_text_or_empty(sysfs, COMPATIBLE_FILE)}".lower()
+    model = sysfs.text_or_empty(MODEL_FILE)
+    text = f"{model}\n{sysfs.text_or_empty(COMPATIBLE_FILE)}".lower()
     for pattern, board in _BOARDS:
         if re.search(pattern, text):
             return board
@@ -96,41 +104,23 @@ def detect_board(sysfs: Sysfs) -> Board:
 
 def is_jetson(sysfs: Sysfs) -> bool:
     """Whether the device tree or the release file says Tegra."""
-    return "nvidia,tegra" in _text_or_empty(sysfs, COMPATIBLE_FILE) or sysfs.exists(RELEASE_FILE)
+    return "nvidia,tegra" in sysfs.text_or_empty(COMPATIBLE_FILE) or sysfs.exists(RELEASE_FILE)
 
 
 def is_simulated(sysfs: Sysfs) -> bool:
     """Whether the device tree says that this is a virtual board."""
-    return VIRTUAL_COMPATIBLE in _text_or_empty(sysfs, COMPATIBLE_FILE).split("\0")
+    return VIRTUAL_COMPATIBLE in sysfs.text_or_empty(COMPATIBLE_FILE).split("\0")
 
 
 def serial_number(sysfs: Sysfs) -> str:
     """The serial number of the board, or nothing where it is not told (containers hide it)."""
-    return _text_or_empty(sysfs, SERIAL_FILE).strip("\0 \n")
+    return sysfs.text_or_empty(SERIAL_FILE).strip("\0 \n")
 
 
 def l4t_release(sysfs: Sysfs) -> str:
     """The release of NVIDIA's Linux (R35.4.1), or nothing where it is not told."""
-    found = re.search(r"#\s*R(\d+).*?REVISION:\s*([\d.]+)", _text_or_empty(sysfs, RELEASE_FILE))
+    found = re.search(r"#\s*R(\d+).*?REVISION:\s*([\d.]+)", sysfs.text_or_empty(RELEASE_FILE))
     return f"R{found[1]}.{found[2]}" if found else ""
-
-
-def _text_or_empty(sysfs: Sysfs, path: str) -> str:
-    try:
-        return sysfs.read(path)
-    except DeviceError:
-        return ""
-
-
-# NVIDIA's power modes: which one is active, what it caps, and which switch would need a reboot.
-#
-# Only files are read; the ``nvpmodel`` program is never run.
-
-CONF_FILE = "etc/nvpmodel.conf"
-STATUS_FILE = "var/lib/nvpmodel/status"
-_NO_CAP = 2**31 - 1
-_REBOOT_ARGS = ("TPC_PG_MASK", "FBP_PG_MASK")
-_HEADER = re.compile(r"<\s*([A-Z_]+)\s*(.*?)\s*>")
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,6 +132,11 @@ class Caps:
     cpu_khz: Mapping[int, int] = field(default_factory=dict)  # by a core of the cluster
     all_cpu_khz: int | None = None  # where the file does not say for which core
     cores_off: frozenset[int] = frozenset()
+
+    def cluster_khz(self, cores: Collection[int]) -> int | None:
+        """The lowest cap that holds for some of these cores."""
+        named = [cap for core, cap in self.cpu_khz.items() if core in cores]
+        return min((*named, self.all_cpu_khz) if self.all_cpu_khz is not None else named, default=None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,7 +158,29 @@ class NvpConf:
     def caps(self, mode_id: int | None) -> Caps:
         """What a mode caps; one that is not in the file (a custom one) caps nothing that we know of."""
         mode = None if mode_id is None else self.modes.get(mode_id)
-        return _caps(mode, self.paths) if mode else Caps()
+        if mode is None:
+            return Caps()
+        cpu_khz: dict[int, int] = {}
+        all_cpu_khz: int | None = None
+        cores_off: set[int] = set()
+        for (param, arg), text in mode.values.items():
+            core = re.fullmatch(r"CORE_([0-9]{1,4})", arg)
+            if param == "CPU_ONLINE" and core and text == "0":
+                cores_off.add(int(core[1]))
+            cap = _cap(text)
+            if param.startswith("CPU_") and arg == "MAX_FREQ" and cap:
+                named = re.search(r"/(?:cpu|policy)([0-9]{1,4})/", self.paths.get((param, arg), ""))
+                if named:
+                    cpu_khz[int(named[1])] = cap
+                else:
+                    all_cpu_khz = min(cap, all_cpu_khz or cap)
+        return Caps(
+            gpu_hz=_cap(mode.values.get(("GPU", "MAX_FREQ"), "")),
+            emc_hz=_cap(mode.values.get(("EMC", "MAX_FREQ"), "")),
+            cpu_khz=cpu_khz,
+            all_cpu_khz=all_cpu_khz,
+            cores_off=frozenset(cores_off - {0}),
+        )
 
     def reboot_reasons(self, from_id: int | None, to_id: int) -> tuple[str, ...]:
         """The arguments that differ between two modes and only take effect after a reboot."""
@@ -171,21 +188,8 @@ class NvpConf:
         after = self.modes.get(to_id)
         if before is None or after is None:
             return ()
-        keys = {key for key in (*before.values, *after.values) if key[1] in _REBOOT_ARGS}
-        return tuple(sorted({arg for param, arg in keys if _differ(before, after, (param, arg))}))
-
-    def check_switch(self, from_id: int | None, to_id: int) -> None:
-        """Raise ``ModeError`` where a mode does not exist, or could only be entered by a reboot."""
-        if to_id not in self.modes:
-            known = ", ".join(f"{mode.id} ({mode.name})" for mode in self.modes.values()) or "none"
-            raise ModeError(f"There is no nvpmodel mode {to_id}.", hint=f"Modes here: {known}.")
-        reasons = self.reboot_reasons(from_id, to_id)
-        if reasons:
-            raise ModeError(
-                f"Switching nvpmodel from mode {from_id} to {to_id} changes {' and '.join(reasons)}, "
-                "which needs a reboot.",
-                hint=f"Underwatt never reboots a board: run 'sudo nvpmodel -m {to_id}', reboot, and start again.",
-            )
+        shared = [key for key in before.values.keys() & after.values.keys() if key[1] in _REBOOT_ARGS]
+        return tuple(sorted({key[1] for key in shared if _mask(before.values[key]) != _mask(after.values[key])}))
 
 
 def parse_conf(text: str) -> NvpConf:
@@ -200,7 +204,11 @@ def parse_conf(text: str) -> NvpConf:
             if section == "PARAM":
                 param = attributes.get("NAME", "")
             elif section == "POWER_MODEL":
-                mode_id, values = _number(attributes, "ID", number), {}
+                values = {}
+                text_id = attributes.get("ID", "")
+                if not re.fullmatch(r"[0-9]{1,6}", text_id):
+                    raise InputError(f"Line {number} of nvpmodel.conf needs ID=number, not {text_id[:20]!r}.")
+                mode_id = int(text_id)
                 if mode_id in modes:
                     raise InputError(f"Line {number} of nvpmodel.conf defines mode {mode_id} again.")
                 modes[mode_id] = NvpMode(mode_id, attributes.get("NAME", str(mode_id)), values)
@@ -215,60 +223,18 @@ def parse_conf(text: str) -> NvpConf:
     return NvpConf(modes, paths)
 
 
-def read_conf(sysfs: Sysfs) -> NvpConf:
-    """The modes of this board, none where it has no such file; raises ``InputError`` for a corrupt one."""
-    try:
-        return parse_conf(sysfs.read(CONF_FILE))
-    except DeviceError:
-        return NvpConf()
-
-
 def active_id(sysfs: Sysfs) -> int | None:
     """The number of the active mode, or ``None`` where the board does not tell."""
-    try:
-        found = re.search(r"pmode:\s*([0-9]{1,6})", sysfs.read(STATUS_FILE))
-    except DeviceError:
-        return None
+    found = re.search(r"pmode:\s*([0-9]{1,6})", sysfs.text_or_empty(STATUS_FILE))
     return int(found[1]) if found else None
 
 
 def _header(line: str, number: int) -> tuple[str, dict[str, str]]:
-    found = _HEADER.fullmatch(line)
+    found = re.fullmatch(r"<\s*([A-Z_]+)\s*(.*?)\s*>", line)
     if not found:
         raise InputError(f"Line {number} of nvpmodel.conf is not a section header: {line[:60]!r}.")
     pairs = (word.partition("=") for word in found[2].split())
     return found[1], {key: value for key, _, value in pairs}
-
-
-def _number(attributes: Mapping[str, str], key: str, number: int) -> int:
-    text = attributes.get(key, "")
-    if not re.fullmatch(r"[0-9]{1,6}", text):
-        raise InputError(f"Line {number} of nvpmodel.conf needs {key}=number, not {text[:20]!r}.")
-    return int(text)
-
-
-def _caps(mode: NvpMode, paths: Mapping[tuple[str, str], str]) -> Caps:
-    cpu_khz: dict[int, int] = {}
-    all_cpu_khz: int | None = None
-    cores_off: set[int] = set()
-    for (param, arg), text in mode.values.items():
-        core = re.fullmatch(r"CORE_([0-9]{1,4})", arg)
-        if param == "CPU_ONLINE" and core and text == "0":
-            cores_off.add(int(core[1]))
-        cap = _cap(text)
-        if param.startswith("CPU_") and arg == "MAX_FREQ" and cap:
-            named = re.search(r"/(?:cpu|policy)([0-9]{1,4})/", paths.get((param, arg), ""))
-            if named:
-                cpu_khz[int(named[1])] = cap
-            else:
-                all_cpu_khz = min(cap, all_cpu_khz or cap)
-    return Caps(
-        gpu_hz=_cap(mode.values.get(("GPU", "MAX_FREQ"), "")),
-        emc_hz=_cap(mode.values.get(("EMC", "MAX_FREQ"), "")),
-        cpu_khz=cpu_khz,
-        all_cpu_khz=all_cpu_khz,
-        cores_off=frozenset(cores_off - {0}),
-    )
 
 
 def _cap(text: str) -> int | None:
@@ -279,12 +245,9 @@ def _cap(text: str) -> int | None:
     return value if 0 < value < _NO_CAP else None
 
 
-def _differ(before: NvpMode, after: NvpMode, key: tuple[str, str]) -> bool:
-    """Whether both modes name a mask and the masks differ, however they are spelled."""
-    one, other = before.values.get(key), after.values.get(key)
-    if one is None or other is None:
-        return False
+def _mask(text: str) -> int | str:
+    """A mask as a number, however it is spelled."""
     try:
-        return int(one, 0) != int(other, 0)
+        return int(text, 0)
     except ValueError:
-        return one != other
+        return text

@@ -6,7 +6,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from underwatt.device.clock import Clock, SystemClock
+from underwatt.device.space import Knob, ModeSpace
 from underwatt.drivers.jetson.boards import (
+    CONF_FILE,
     STATUS_FILE,
     Caps,
     NvpConf,
@@ -14,12 +16,12 @@ from underwatt.drivers.jetson.boards import (
     detect_board,
     is_simulated,
     l4t_release,
-    read_conf,
+    parse_conf,
     serial_number,
 )
-from underwatt.drivers.jetson.knobs import CAP_FILE, DEBUGFS, Hardware, Tables, build_space, find_railgate
+from underwatt.drivers.jetson.knobs import CAP_FILE, DEBUGFS, HZ_PER_MHZ, KHZ_PER_MHZ, Hardware, Tables, find_railgate
 from underwatt.drivers.jetson.restore import Restorer, take_snapshot
-from underwatt.drivers.jetson.sensors import PowerMonitor, Thermal
+from underwatt.drivers.jetson.sensors import PowerMonitor, ThermalZones
 from underwatt.drivers.jetson.sysfs import Presence, Sysfs
 from underwatt.errors import ApplyError, DeviceError, InputError, ModeError, NotPermittedError
 from underwatt.records import Capability, DeviceInfo, DeviceState, PowerMode, PowerSample
@@ -27,11 +29,7 @@ from underwatt.records import Capability, DeviceInfo, DeviceState, PowerMode, Po
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from underwatt.device.space import Knob, ModeSpace
     from underwatt.drivers.jetson.boards import Board
-
-
-# What this user may read and set on a Jetson, and what would permit the rest.
 
 JETSON_KNOBS = ("cpu_cores", "cpu_mhz", "gpu_mhz", "mem_mhz")
 _UDEV = {
@@ -41,6 +39,181 @@ _UDEV = {
     "gpu_mhz": 'SUBSYSTEM=="devfreq", RUN+="/bin/sh -c \'cd /sys%p && chgrp underwatt m??_freq && '
     "chmod g+w m??_freq'\"",
 }
+
+
+class JetsonDevice:
+    """Any Jetson, by the files under ``root``: ``/`` on the board itself, a directory in tests and simulations."""
+
+    def __init__(self, root: str | Path = "/", clock: Clock | None = None, sysfs: Sysfs | None = None) -> None:
+        self._sysfs = sysfs or Sysfs(Path(root).absolute())
+        self.clock: Clock = clock or SystemClock()
+        self._board = detect_board(self._sysfs)
+        self._hardware = Hardware.find(self._sysfs, self._board)
+        self._monitor = PowerMonitor(self._sysfs, self._board)
+        self._thermal = ThermalZones(self._sysfs)
+        self._conf, self._conf_error = _conf_or_error(self._sysfs)
+        self.info = self._identify()
+        self._limits_seen: tuple[str, str] | None = None
+        self._tables = Tables()
+        self._space = build_space(self._tables, Caps())
+
+    @property
+    def space(self) -> ModeSpace:
+        """The knobs of this board, within the caps of its active nvpmodel mode; follows a mode switch."""
+        limits = (self._sysfs.text_or_empty(STATUS_FILE), self._sysfs.text_or_empty(CAP_FILE))
+        if limits != self._limits_seen:
+            self._tables = self._hardware.tables()
+            self._space = build_space(self._tables, self._caps())
+            self._limits_seen = limits
+        return self._space
+
+    def stock_modes(self) -> dict[str, PowerMode]:
+        """The modes of nvpmodel.conf, each with every knob at its cap."""
+        tables = self._hardware.tables(capped=False)
+        return {
+            mode.name: build_space(tables, self._conf.caps(number)).highest for number, mode in self._conf.modes.items()
+        }
+
+    def capabilities(self) -> tuple[Capability, ...]:
+        """Its knobs and sensors, which of them this user may use, and what would permit the others."""
+        mode_id = active_id(self._sysfs)
+        mode = self._conf.modes.get(mode_id) if mode_id is not None else None
+        capped = f"within nvpmodel mode {mode.id} {mode.name}" if mode and self._caps() != Caps() else ""
+        knobs = knob_capabilities(self._sysfs, self._board, self._hardware, self.space, capped)
+        sensors = sensor_capabilities(self._monitor, self._thermal)
+        return (*knobs, *sensors, self._nvpmodel_capability(mode_id))
+
+    def read_power(self) -> PowerSample:
+        """Total power now; raises ``SensorError`` rather than guess."""
+        power_w = self._monitor.total_w()
+        return PowerSample(self.clock.now_s(), power_w)
+
+    def read_state(self) -> DeviceState:
+        """Clocks as they run, rails, temperatures, throttling; what cannot be read is left out."""
+        cpu, gpu, emc = self._hardware.cpu, self._hardware.gpu, self._hardware.emc
+        running = PowerMode(
+            cpu_cores=cpu.running_cores() if cpu else None,
+            cpu_mhz=cpu.running_mhz() if cpu else None,
+            gpu_mhz=gpu.running_mhz() if gpu else None,
+            mem_mhz=emc.running_mhz() if emc else None,
+        )
+        return DeviceState(
+            running,
+            rails_w=self._monitor.rails_w(),
+            temperatures_c=self._thermal.temperatures_c(),
+            throttle_reasons=self._thermal.throttle_reasons(),
+        )
+
+    def apply(self, mode: PowerMode) -> None:
+        """Set the knobs that ``mode`` names and check that they took; what fails midway is put back first."""
+        exact = self._checked(mode)
+        require_writable(self._sysfs, self._hardware, tuple(exact.knobs()))
+        before = self.snapshot()
+        try:
+            self._hardware.write(exact.knobs(), self._caps())
+        except DeviceError as exc:
+            kind = NotPermittedError if isinstance(exc, NotPermittedError) else ApplyError
+            raise kind(f"{exc.message} {self._put_back(before)}", hint=exc.hint) from exc
+
+    def snapshot(self, mode: PowerMode | None = None) -> Mapping[str, str]:  # noqa: ARG002 - always all of it
+        """The text of every file that ``apply`` could change, and the active nvpmodel mode."""
+        return take_snapshot(self._sysfs, self._hardware.files())
+
+    def restore(self, snapshot: Mapping[str, str]) -> None:
+        """Put back what ``snapshot`` found; may be repeated."""
+        Restorer(self._sysfs, snapshot).run()
+
+    def close(self) -> None:
+        """Nothing is held open."""
+
+    def _identify(self) -> DeviceInfo:
+        root = self._sysfs.root
+        identity = f"{self._board.key}-{serial_number(self._sysfs) or 'no-serial'}"
+        simulated = is_simulated(self._sysfs)
+        release = l4t_release(self._sysfs)
+        return DeviceInfo(
+            backend="jetson",
+            name=f"{self._board.name} (simulated)" if simulated else self._board.name,
+            id=identity if root == "/" else f"{identity}@{root}",
+            address=f"jetson:{root}",
+            simulated=simulated,
+            software={"l4t": release} if release else {},
+        )
+
+    def _caps(self) -> Caps:
+        return self._conf.caps(active_id(self._sysfs))
+
+    def _checked(self, mode: PowerMode) -> PowerMode:
+        """The mode in the table's spelling; where only the active nvpmodel mode forbids it, the error says so."""
+        space = self.space
+        try:
+            return space.check(mode)
+        except ModeError as exc:
+            if mode not in build_space(self._tables, Caps()):
+                raise
+            raise ModeError(
+                f"{exc.message} Nvpmodel mode {active_id(self._sysfs)}, which is active, caps it.",
+                hint=self._how_to_lift(mode),
+            ) from exc
+
+    def _how_to_lift(self, mode: PowerMode) -> str:
+        """The nvpmodel mode that allows what was asked, one without a reboot if there is one."""
+        now_id = active_id(self._sysfs)
+        able = [i for i in sorted(self._conf.modes) if mode in build_space(self._tables, self._conf.caps(i))]
+        if not able:
+            return "No nvpmodel mode of this board allows it."
+        best = min(able, key=lambda i: bool(self._conf.reboot_reasons(now_id, i)))
+        reasons = self._conf.reboot_reasons(now_id, best)
+        if not reasons:
+            return f"Lift the cap with: sudo nvpmodel -m {best}"
+        return (
+            f"Switching nvpmodel from mode {now_id} to {best} changes {' and '.join(reasons)}, which needs a reboot. "
+            f"Underwatt never reboots a board: run 'sudo nvpmodel -m {best}', reboot, and start again."
+        )
+
+    def _put_back(self, before: Mapping[str, str]) -> str:
+        try:
+            self.restore(before)
+        except DeviceError as exc:
+            return f"Putting back what was changed failed too: {exc.message}"
+        return "What had been changed was put back."
+
+    def _nvpmodel_capability(self, mode_id: int | None) -> Capability:
+        if self._conf_error:
+            return Capability(
+                "nvpmodel", "sensor", usable=False, detail=self._conf_error, remedy="Repair /etc/nvpmodel.conf."
+            )
+        if mode_id is None:
+            detail = "The active nvpmodel mode is not told; no caps are known."
+            return Capability("nvpmodel", "sensor", usable=False, detail=detail, remedy="Set one: sudo nvpmodel -m 0")
+        mode = self._conf.modes.get(mode_id)
+        known = mode.name if mode else "custom: its caps are not known"
+        return Capability("nvpmodel", "sensor", usable=True, detail=f"mode {mode_id} ({known}) is active")
+
+
+def _conf_or_error(sysfs: Sysfs) -> tuple[NvpConf, str]:
+    """The modes of the board; a corrupt file costs the caps, not the device."""
+    try:
+        return parse_conf(sysfs.text_or_empty(CONF_FILE)), ""
+    except InputError as exc:
+        return NvpConf(), exc.message
+
+
+def build_space(tables: Tables, caps: Caps) -> ModeSpace:
+    """The modes that the tables offer and the caps allow."""
+    knobs: list[Knob] = []
+    if tables.core_order:
+        most = len(tables.allowed_cores(caps))
+        knobs.append(Knob("cpu_cores", tuple(range(min(tables.fixed_cores, most) or 1, most + 1))))
+    for name, table, per_mhz, cap in (
+        ("cpu_mhz", tables.cpu_khz, KHZ_PER_MHZ, caps.cluster_khz(tables.first_cluster)),
+        ("gpu_mhz", tables.gpu_hz, HZ_PER_MHZ, caps.gpu_hz),
+        ("mem_mhz", tables.emc_hz, HZ_PER_MHZ, caps.emc_hz),
+    ):
+        if table:
+            allowed = [value for value in table if cap is None or value <= cap] or table[:1]
+            knobs.append(Knob(name, tuple(value / per_mhz for value in allowed)))
+    return ModeSpace(knobs)
 
 
 def blocked_files(sysfs: Sysfs, files: tuple[str, ...]) -> tuple[str, ...]:
@@ -97,7 +270,7 @@ def knob_capabilities(
     return tuple(found)
 
 
-def sensor_capabilities(monitor: PowerMonitor, thermal: Thermal) -> tuple[Capability, ...]:
+def sensor_capabilities(monitor: PowerMonitor, thermal: ThermalZones) -> tuple[Capability, ...]:
     """Power and temperature, tried by reading them."""
     try:
         monitor.total_w()
@@ -137,176 +310,3 @@ def _why_missing(sysfs: Sysfs, board: Board, name: str) -> tuple[str, str]:
             return "Only root may see the memory clocks of this board.", remedy_for(name)
         return "This board's memory clocks are not known or cannot be pinned.", "The other knobs still work."
     return "The kernel offers no such control here.", "In a container, mount /sys."
-
-
-class JetsonDevice:
-    """Any Jetson, by the files under ``root``: ``/`` on the board itself, a directory in tests and simulations."""
-
-    def __init__(self, root: str | Path = "/", clock: Clock | None = None, sysfs: Sysfs | None = None) -> None:
-        self._sysfs = sysfs or Sysfs(Path(root).absolute())
-        self._clock: Clock = clock or SystemClock()
-        self._board = detect_board(self._sysfs)
-        self._hardware = Hardware.find(self._sysfs, self._board)
-        self._monitor = PowerMonitor(self._sysfs, self._board)
-        self._thermal = Thermal(self._sysfs)
-        self._conf, self._conf_error = _conf_or_error(self._sysfs)
-        self._info = self._identify()
-        self._limits_seen: tuple[str, str] | None = None
-        self._tables = Tables()
-        self._space = build_space(self._tables, Caps())
-
-    @property
-    def info(self) -> DeviceInfo:
-        """Who it is."""
-        return self._info
-
-    @property
-    def clock(self) -> Clock:
-        """The time it lives in."""
-        return self._clock
-
-    @property
-    def space(self) -> ModeSpace:
-        """The knobs of this board, within the caps of its active nvpmodel mode; follows a mode switch."""
-        limits = (_text(self._sysfs, STATUS_FILE), _text(self._sysfs, CAP_FILE))
-        if limits != self._limits_seen:
-            self._tables = self._hardware.tables()
-            self._space = build_space(self._tables, self._caps())
-            self._limits_seen = limits
-        return self._space
-
-    def stock_modes(self) -> dict[str, PowerMode]:
-        """The modes of nvpmodel.conf, each with every knob at its cap."""
-        tables = self._hardware.tables(capped=False)
-        return {
-            mode.name: build_space(tables, self._conf.caps(number)).highest for number, mode in self._conf.modes.items()
-        }
-
-    def capabilities(self) -> tuple[Capability, ...]:
-        """Its knobs and sensors, which of them this user may use, and what would permit the others."""
-        mode_id = active_id(self._sysfs)
-        mode = self._conf.modes.get(mode_id) if mode_id is not None else None
-        capped = f"within nvpmodel mode {mode.id} {mode.name}" if mode and self._caps() != Caps() else ""
-        knobs = knob_capabilities(self._sysfs, self._board, self._hardware, self.space, capped)
-        sensors = sensor_capabilities(self._monitor, self._thermal)
-        return (*knobs, *sensors, self._nvpmodel_capability(mode_id))
-
-    def read_power(self) -> PowerSample:
-        """Total power now; raises ``SensorError`` rather than guess."""
-        power_w = self._monitor.total_w()
-        return PowerSample(self._clock.now_s(), power_w)
-
-    def read_state(self) -> DeviceState:
-        """Clocks as they run, rails, temperatures, throttling; what cannot be read is left out."""
-        cpu, gpu, emc = self._hardware.cpu, self._hardware.gpu, self._hardware.emc
-        running = PowerMode(
-            cpu_cores=cpu.running_cores() if cpu else None,
-            cpu_mhz=cpu.running_mhz() if cpu else None,
-            gpu_mhz=gpu.running_mhz() if gpu else None,
-            mem_mhz=emc.running_mhz() if emc else None,
-        )
-        return DeviceState(
-            running,
-            rails_w=self._monitor.rails_w(),
-            temperatures_c=self._thermal.temperatures_c(),
-            throttle_reasons=self._thermal.throttle_reasons(),
-        )
-
-    def apply(self, mode: PowerMode) -> None:
-        """Set the knobs that ``mode`` names and check that they took; what fails midway is put back first."""
-        exact = self._checked(mode)
-        require_writable(self._sysfs, self._hardware, tuple(exact.knobs()))
-        before = self.snapshot()
-        try:
-            self._hardware.write(exact, self._caps())
-        except DeviceError as exc:
-            kind = NotPermittedError if isinstance(exc, NotPermittedError) else ApplyError
-            raise kind(f"{exc.message} {self._put_back(before)}", hint=exc.hint) from exc
-
-    def snapshot(self, mode: PowerMode | None = None) -> Mapping[str, str]:  # noqa: ARG002 - always all of it
-        """The text of every file that ``apply`` could change, and the active nvpmodel mode."""
-        return take_snapshot(self._sysfs, self._hardware.files())
-
-    def restore(self, snapshot: Mapping[str, str]) -> None:
-        """Put back what ``snapshot`` found; may be repeated."""
-        Restorer(self._sysfs, snapshot).run()
-
-    def close(self) -> None:
-        """Nothing is held open."""
-
-    def _identify(self) -> DeviceInfo:
-        root = self._sysfs.root
-        identity = f"{self._board.key}-{serial_number(self._sysfs) or 'no-serial'}"
-        simulated = is_simulated(self._sysfs)
-        software = {"l4t": l4t_release(self._sysfs)}
-        return DeviceInfo(
-            backend="jetson",
-            name=f"{self._board.name} (simulated)" if simulated else self._board.name,
-            id=identity if root == "/" else f"{identity}@{root}",
-            address=f"jetson:{root}",
-            simulated=simulated,
-            software={name: version for name, version in software.items() if version},
-        )
-
-    def _caps(self) -> Caps:
-        return self._conf.caps(active_id(self._sysfs))
-
-    def _checked(self, mode: PowerMode) -> PowerMode:
-        """The mode in the table's spelling; where only the active nvpmodel mode forbids it, the error says so."""
-        space = self.space
-        try:
-            return space.check(mode)
-        except ModeError as exc:
-            if mode not in build_space(self._tables, Caps()):
-                raise
-            raise ModeError(
-                f"{exc.message} Nvpmodel mode {active_id(self._sysfs)}, which is active, caps it.",
-                hint=self._how_to_lift(mode),
-            ) from exc
-
-    def _how_to_lift(self, mode: PowerMode) -> str:
-        """The nvpmodel mode that allows what was asked, one without a reboot if there is one."""
-        now_id = active_id(self._sysfs)
-        able = [i for i in sorted(self._conf.modes) if mode in build_space(self._tables, self._conf.caps(i))]
-        if not able:
-            return "No nvpmodel mode of this board allows it."
-        best = min(able, key=lambda i: bool(self._conf.reboot_reasons(now_id, i)))
-        try:
-            self._conf.check_switch(now_id, best)
-        except ModeError as exc:
-            return f"{exc.message} {exc.hint}"
-        return f"Lift the cap with: sudo nvpmodel -m {best}"
-
-    def _put_back(self, before: Mapping[str, str]) -> str:
-        try:
-            self.restore(before)
-        except DeviceError as exc:
-            return f"Putting back what was changed failed too: {exc.message}"
-        return "What had been changed was put back."
-
-    def _nvpmodel_capability(self, mode_id: int | None) -> Capability:
-        if self._conf_error:
-            return Capability(
-                "nvpmodel", "sensor", usable=False, detail=self._conf_error, remedy="Repair /etc/nvpmodel.conf."
-            )
-        if mode_id is None:
-            detail = "The active nvpmodel mode is not told; no caps are known."
-            return Capability("nvpmodel", "sensor", usable=False, detail=detail, remedy="Set one: sudo nvpmodel -m 0")
-        mode = self._conf.modes.get(mode_id)
-        known = mode.name if mode else "custom: its caps are not known"
-        return Capability("nvpmodel", "sensor", usable=True, detail=f"mode {mode_id} ({known}) is active")
-
-
-def _conf_or_error(sysfs: Sysfs) -> tuple[NvpConf, str]:
-    """The modes of the board; a corrupt file costs the caps, not the device."""
-    try:
-        return read_conf(sysfs), ""
-    except InputError as exc:
-        return NvpConf(), exc.message
-
-
-def _text(sysfs: Sysfs, path: str) -> str:
-    try:
-        return sysfs.read(path)
-    except DeviceError:
-        return ""

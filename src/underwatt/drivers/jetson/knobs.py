@@ -1,13 +1,16 @@
-"""The knobs that a Jetson has, and the space of power modes that they and the caps span."""
+"""The knobs of a Jetson: CPU cores and clocks, the GPU clock, the memory clock; found by reading, set by writing files.
+
+Nothing here knows devices or power modes: a mode comes in as numbers by knob name, what the hardware offers goes out as
+``Tables``. Clocks are kept in the unit of their files, kHz for the CPU and Hz for the rest.
+"""
 
 from __future__ import annotations
 
 import re
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
-from underwatt.device.space import SAME_VALUE_TOLERANCE, Knob, ModeSpace
 from underwatt.drivers.jetson.sysfs import Presence, write_range
 from underwatt.errors import DeviceError, ModeError
 
@@ -16,35 +19,78 @@ if TYPE_CHECKING:
 
     from underwatt.drivers.jetson.boards import Board, Caps
     from underwatt.drivers.jetson.sysfs import Sysfs
-    from underwatt.records import PowerMode
 
-
-# CPU cores and clocks of a Jetson: which cores are on, and the clock range of each cluster that shares one.
-
-CPU_FOLDER = "sys/devices/system/cpu"
 KHZ_PER_MHZ = 1_000
+HZ_PER_MHZ = 1_000_000
+CPU_FOLDER = "sys/devices/system/cpu"
+DEBUGFS = "sys/kernel/debug"
+CAP_FILE = "sys/kernel/nvpmodel_emc_cap/emc_iso_cap"
+_CHIPS = ("gm20b", "gp10b", "gv11b", "ga10b")
+_KNOWN_NODES = ("57000000.gpu", "17000000.gp10b", "17000000.gv11b", "17000000.ga10b", "17000000.gpu", "gpu-gpc-0")
+_KNOWN_PLACES = (
+    "sys/class/devfreq/{node}",
+    "sys/devices/{node}/devfreq/{node}",
+    "sys/devices/gpu.0/devfreq/{node}",
+    "sys/devices/platform/{node}/devfreq/{node}",
+    "sys/devices/platform/bus@0/{node}/devfreq/{node}",
+    "sys/devices/{node}/devfreq_dev",
+    "sys/devices/platform/{node}/devfreq_dev",
+    "sys/devices/platform/bus@0/{node}/devfreq_dev",
+)
+_RAILGATES = (
+    "sys/devices/gpu.0/railgate_enable",
+    "sys/devices/*.g*/railgate_enable",
+    "sys/devices/platform/*.g*/railgate_enable",
+    "sys/devices/platform/bus@0/*.g*/railgate_enable",
+)
+_ROUNDED_HZ = 60_000  # firmware may take a memory clock that differs by this much, which is the same one
+_SAME_CLOCK = 0.005  # a bound this close to a table entry is that entry, spelled exactly
 
 
 @dataclass(frozen=True, slots=True)
-class Cluster:
-    """Cores that share one clock, reached through the folder of one of them that is on."""
+class ClockRange:
+    """A clock that the kernel keeps between a minimum and a maximum, by the files of one folder."""
 
     sysfs: Sysfs
-    cores: tuple[int, ...]
     folder: str
+    prefix: ClassVar[str]
+    per_mhz: ClassVar[int]
+
+    def file(self, name: str) -> str:
+        """One of its files."""
+        return f"{self.folder}/{self.prefix}{name}"
 
     @property
     def files(self) -> tuple[str, str]:
         """What setting the clock changes."""
-        return f"{self.folder}/scaling_min_freq", f"{self.folder}/scaling_max_freq"
+        return self.file("min_freq"), self.file("max_freq")
 
-    def table_khz(self) -> tuple[int, ...]:
-        """Every clock the hardware has, ascending."""
-        return self.sysfs.read_ints(f"{self.folder}/scaling_available_frequencies")
+    def table(self) -> tuple[int, ...]:
+        """Every clock the hardware has, ascending, in the unit of its files."""
+        return self.sysfs.read_ints(self.file("available_frequencies"))
 
-    def pin(self, khz: int) -> None:
+    def pin(self, clock: int) -> None:
         """Hold the clock at one value."""
-        write_range(self.sysfs, self.files, f"{khz}\n", f"{khz}\n")
+        write_range(self.sysfs, self.files, f"{clock}\n", f"{clock}\n")
+
+    def running_mhz(self) -> float | None:
+        """The clock now, or ``None`` where it is not told, as while a GPU is powered down."""
+        clock = self.sysfs.int_or_none(self.file("cur_freq"))
+        return clock / self.per_mhz if clock else None
+
+
+class Gpu(ClockRange):
+    """The GPU, by its devfreq node."""
+
+    prefix, per_mhz = "", HZ_PER_MHZ
+
+
+@dataclass(frozen=True, slots=True)
+class Cluster(ClockRange):
+    """Cores that share one clock, reached through the folder of one of them that is on."""
+
+    cores: tuple[int, ...]
+    prefix, per_mhz = "scaling_", KHZ_PER_MHZ
 
     def release(self) -> None:
         """Let the clock range over all the hardware has: what the kernel starts a cluster with."""
@@ -90,7 +136,8 @@ class Cpu:
         for core in self.cores:
             folder = f"{CPU_FOLDER}/cpu{core}/cpufreq"
             if not any(core in cluster.cores for cluster in found) and self.sysfs.exists(f"{folder}/scaling_max_freq"):
-                found.append(Cluster(self.sysfs, _related(self.sysfs, folder, core), folder))
+                related = re.findall(r"\d{1,4}", self.sysfs.text_or_empty(f"{folder}/related_cpus"))
+                found.append(Cluster(self.sysfs, folder, tuple(sorted({core, *map(int, related)}))))
         return tuple(found)
 
     def order(self) -> tuple[int, ...]:
@@ -100,11 +147,8 @@ class Cpu:
 
     def running_mhz(self) -> float | None:
         """The clock of core 0's cluster now, or ``None`` where it is not told."""
-        folder = f"{CPU_FOLDER}/cpu{self.cores[0]}/cpufreq"
-        try:
-            return self.sysfs.read_int(f"{folder}/scaling_cur_freq") / KHZ_PER_MHZ or None
-        except DeviceError:
-            return None
+        khz = self.sysfs.int_or_none(f"{CPU_FOLDER}/cpu{self.cores[0]}/cpufreq/scaling_cur_freq")
+        return khz / KHZ_PER_MHZ if khz else None
 
 
 def find_cpu(sysfs: Sysfs) -> Cpu | None:
@@ -121,90 +165,13 @@ def online_file(core: int) -> str:
     return f"{CPU_FOLDER}/cpu{core}/online"
 
 
-def nearest_not_above(table: Iterable[int], value: int, cap: int | None = None) -> int:
-    """The largest entry that is not above ``value`` nor ``cap``, or the smallest there is."""
-    ordered = sorted(table)
-    ceiling = value if cap is None else min(value, cap)
-    return max((entry for entry in ordered if entry <= ceiling), default=ordered[0])
-
-
-def cap_of(cluster: Cluster, caps_khz: Mapping[int, int]) -> int | None:
-    """The lowest cap that names one of a cluster's cores."""
-    return min((cap for core, cap in caps_khz.items() if core in cluster.cores), default=None)
-
-
-def _related(sysfs: Sysfs, folder: str, core: int) -> tuple[int, ...]:
-    try:
-        cores = {int(word) for word in re.findall(r"\d{1,4}", sysfs.read(f"{folder}/related_cpus"))}
-    except DeviceError:
-        cores = set()
-    return tuple(sorted(cores | {core}))
-
-
-# The GPU clock of a Jetson, through its devfreq node.
-
-HZ_PER_MHZ = 1_000_000
-_CHIPS = ("gm20b", "gp10b", "gv11b", "ga10b")
-_KNOWN_NODES = ("57000000.gpu", "17000000.gp10b", "17000000.gv11b", "17000000.ga10b", "17000000.gpu", "gpu-gpc-0")
-_KNOWN_PLACES = (
-    "sys/class/devfreq/{node}",
-    "sys/devices/{node}/devfreq/{node}",
-    "sys/devices/gpu.0/devfreq/{node}",
-    "sys/devices/platform/{node}/devfreq/{node}",
-    "sys/devices/platform/bus@0/{node}/devfreq/{node}",
-    "sys/devices/{node}/devfreq_dev",
-    "sys/devices/platform/{node}/devfreq_dev",
-    "sys/devices/platform/bus@0/{node}/devfreq_dev",
-)
-_RAILGATES = (
-    "sys/devices/gpu.0/railgate_enable",
-    "sys/devices/*.g*/railgate_enable",
-    "sys/devices/platform/*.g*/railgate_enable",
-    "sys/devices/platform/bus@0/*.g*/railgate_enable",
-)
-
-
-@dataclass(frozen=True, slots=True)
-class Gpu:
-    """A GPU whose clock range can be set; ``node`` is its devfreq folder."""
-
-    sysfs: Sysfs
-    node: str
-
-    @property
-    def files(self) -> tuple[str, str]:
-        """What setting the clock changes."""
-        return f"{self.node}/min_freq", f"{self.node}/max_freq"
-
-    def table_hz(self) -> tuple[int, ...]:
-        """Every clock the hardware has, ascending."""
-        return self.sysfs.read_ints(f"{self.node}/available_frequencies")
-
-    def pin(self, hz: int) -> None:
-        """Hold the clock at one value."""
-        write_range(self.sysfs, self.files, f"{hz}\n", f"{hz}\n")
-
-    def running_mhz(self) -> float | None:
-        """The clock now, or ``None`` while the GPU is powered down."""
-        try:
-            return self.sysfs.read_int(f"{self.node}/cur_freq") / HZ_PER_MHZ or None
-        except DeviceError:
-            return None
-
-
 def find_gpu(sysfs: Sysfs) -> Gpu | None:
     """The devfreq node of the GPU: by what its device tree says it is, then in the places where boards keep it."""
-    for of_node in sysfs.glob("sys/class/devfreq/*/device/of_node"):
-        if _is_gpu(sysfs, of_node):
-            node = of_node.removesuffix("/device/of_node")
-            if sysfs.exists(f"{node}/available_frequencies"):
-                return Gpu(sysfs, node)
-    for place in _KNOWN_PLACES:
-        for name in _KNOWN_NODES:
-            node = place.format(node=name)
-            if sysfs.exists(f"{node}/available_frequencies"):
-                return Gpu(sysfs, node)
-    return None
+    of_nodes = sysfs.glob("sys/class/devfreq/*/device/of_node")
+    named = [of_node.removesuffix("/device/of_node") for of_node in of_nodes if _is_gpu(sysfs, of_node)]
+    known = [place.format(node=name) for place in _KNOWN_PLACES for name in _KNOWN_NODES]
+    there = (node for node in (*named, *known) if sysfs.exists(f"{node}/available_frequencies"))
+    return next((Gpu(sysfs, node) for node in there), None)
 
 
 def find_railgate(sysfs: Sysfs) -> str | None:
@@ -213,21 +180,9 @@ def find_railgate(sysfs: Sysfs) -> str | None:
 
 
 def _is_gpu(sysfs: Sysfs, of_node: str) -> bool:
-    words: list[str] = []
-    for file in ("name", "compatible"):
-        try:
-            words += sysfs.read(f"{of_node}/{file}").strip("\0\n").split("\0")
-        except DeviceError:
-            continue
+    texts = (sysfs.text_or_empty(f"{of_node}/{file}") for file in ("name", "compatible"))
+    words = (word for text in texts for word in text.strip("\0\n").split("\0"))
     return any(word == "gpu" or word.endswith(_CHIPS) for word in words)
-
-
-# The memory clock (EMC) of a Jetson, pinned through debugfs.
-
-DEBUGFS = "sys/kernel/debug"
-CAP_FILE = "sys/kernel/nvpmodel_emc_cap/emc_iso_cap"
-_TOLERANCE_HZ = int(SAME_VALUE_TOLERANCE * HZ_PER_MHZ)
-_SAME_CLOCK = 0.005  # a bound this close to a table entry is that entry, spelled exactly
 
 
 @dataclass(frozen=True, slots=True)
@@ -270,20 +225,20 @@ class Emc:
         """What pinning the clock changes."""
         return self.node.rate, self.node.lock
 
-    def table_hz(self, *, capped: bool = True) -> tuple[int, ...]:
+    def table(self, *, capped: bool = True) -> tuple[int, ...]:
         """The known clocks within the board's bounds and, where wanted, the cap that stands, ascending."""
-        low, high = (_int_or_none(self.sysfs, path) for path in (self.node.low, self.node.high))
-        cap = _int_or_none(self.sysfs, CAP_FILE) or None if capped else None
+        low, high = (self.sysfs.int_or_none(path) for path in (self.node.low, self.node.high))
+        cap = self.sysfs.int_or_none(CAP_FILE) or None if capped else None
         return within_bounds(self.known_mhz, low, high, cap)
 
     def pin(self, hz: int) -> None:
         """Hold the clock at one value: locked first, or the firmware would move it again."""
         self.sysfs.write_checked(self.node.lock, "1\n")
-        self.sysfs.write_checked(self.node.rate, f"{hz}\n", tolerance=_TOLERANCE_HZ)
+        self.sysfs.write_checked(self.node.rate, f"{hz}\n", tolerance=_ROUNDED_HZ)
 
     def running_mhz(self) -> float | None:
         """The clock now, or ``None`` where this user may not know."""
-        hz = _int_or_none(self.sysfs, self.node.running) or _int_or_none(self.sysfs, self.node.rate)
+        hz = self.sysfs.int_or_none(self.node.running) or self.sysfs.int_or_none(self.node.rate)
         return hz / HZ_PER_MHZ if hz else None
 
 
@@ -306,13 +261,6 @@ def within_bounds(known_mhz: tuple[float, ...], low: int | None, high: int | Non
     return tuple(sorted(hz for hz in table if not cap or hz <= cap)) or tuple(sorted(table))[:1]
 
 
-def _int_or_none(sysfs: Sysfs, path: str) -> int | None:
-    try:
-        return sysfs.read_int(path)
-    except DeviceError:
-        return None
-
-
 @dataclass(frozen=True, slots=True)
 class Tables:
     """The values that the hardware lists for each knob; an empty one is a knob that is not there."""
@@ -323,6 +271,10 @@ class Tables:
     cpu_khz: tuple[int, ...] = ()
     gpu_hz: tuple[int, ...] = ()
     emc_hz: tuple[int, ...] = ()
+
+    def allowed_cores(self, caps: Caps) -> tuple[int, ...]:
+        """The cores that may be on, in the order in which they are used."""
+        return tuple(core for core in self.core_order if core not in caps.cores_off)
 
 
 @dataclass(frozen=True, slots=True)
@@ -347,9 +299,9 @@ class Hardware:
             core_order=self.cpu.order() if self.cpu and self.cpu.switchable else (),
             fixed_cores=len(self.cpu.cores) - len(self.cpu.switchable) if self.cpu else 0,
             first_cluster=clusters[0].cores if clusters else (),
-            cpu_khz=_or_empty(clusters[0].table_khz) if clusters else (),
-            gpu_hz=_or_empty(self.gpu.table_hz) if self.gpu else (),
-            emc_hz=_or_empty(partial(self.emc.table_hz, capped=capped)) if self.emc else (),
+            cpu_khz=_or_empty(clusters[0].table) if clusters else (),
+            gpu_hz=_or_empty(self.gpu.table) if self.gpu else (),
+            emc_hz=_or_empty(partial(self.emc.table, capped=capped)) if self.emc else (),
         )
 
     def files(self) -> tuple[str, ...]:
@@ -370,59 +322,35 @@ class Hardware:
         part = {"gpu_mhz": self.gpu, "mem_mhz": self.emc}.get(knob)
         return part.files if part else ()
 
-    def write(self, mode: PowerMode, caps: Caps) -> None:
+    def write(self, mode: Mapping[str, float], caps: Caps) -> None:
         """Write a mode that has been checked: cores on, clocks, cores off, so that no clock file is away."""
         tables = self.tables()
-        if mode.cpu_cores is not None and self.cpu:
-            for core in sorted(set(chosen_cores(tables, caps)[: mode.cpu_cores]) - self.cpu.online()):
+        wanted = set(tables.allowed_cores(caps)[: int(mode.get("cpu_cores", 0))])
+        if "cpu_cores" in mode and self.cpu:
+            for core in sorted(wanted - self.cpu.online()):
                 self.cpu.switch(core, on=True)
-        if mode.cpu_mhz is not None and self.cpu:
-            khz = _entry(tables.cpu_khz, mode.cpu_mhz * KHZ_PER_MHZ)
+        if "cpu_mhz" in mode and self.cpu:
+            khz = _entry(tables.cpu_khz, mode["cpu_mhz"] * KHZ_PER_MHZ)
             for cluster in self.cpu.clusters():
-                cap = _lower(cap_of(cluster, caps.cpu_khz), caps.all_cpu_khz)
-                cluster.pin(nearest_not_above(cluster.table_khz(), khz, cap))
-        if mode.gpu_mhz is not None and self.gpu:
-            self.gpu.pin(_entry(tables.gpu_hz, mode.gpu_mhz * HZ_PER_MHZ))
-        if mode.mem_mhz is not None and self.emc:
-            self.emc.pin(_entry(tables.emc_hz, mode.mem_mhz * HZ_PER_MHZ))
-        if mode.cpu_cores is not None and self.cpu:
-            for core in sorted(self.cpu.online() - set(chosen_cores(tables, caps)[: mode.cpu_cores])):
+                cluster.pin(nearest_not_above(cluster.table(), khz, caps.cluster_khz(cluster.cores)))
+        if "gpu_mhz" in mode and self.gpu:
+            self.gpu.pin(_entry(tables.gpu_hz, mode["gpu_mhz"] * HZ_PER_MHZ))
+        if "mem_mhz" in mode and self.emc:
+            self.emc.pin(_entry(tables.emc_hz, mode["mem_mhz"] * HZ_PER_MHZ))
+        if "cpu_cores" in mode and self.cpu:
+            for core in sorted(self.cpu.online() - wanted):
                 self.cpu.switch(core, on=False)
 
 
-def build_space(tables: Tables, caps: Caps) -> ModeSpace:
-    """The modes that the tables offer and the caps allow."""
-    knobs: list[Knob] = []
-    if tables.core_order:
-        most = len(chosen_cores(tables, caps))
-        knobs.append(Knob("cpu_cores", tuple(range(min(tables.fixed_cores, most) or 1, most + 1))))
-    if tables.cpu_khz:
-        named = (cap for core, cap in caps.cpu_khz.items() if core in tables.first_cluster)
-        cap = _lower(min(named, default=None), caps.all_cpu_khz)
-        knobs.append(_clock_knob("cpu_mhz", tables.cpu_khz, KHZ_PER_MHZ, cap))
-    if tables.gpu_hz:
-        knobs.append(_clock_knob("gpu_mhz", tables.gpu_hz, HZ_PER_MHZ, caps.gpu_hz))
-    if tables.emc_hz:
-        knobs.append(_clock_knob("mem_mhz", tables.emc_hz, HZ_PER_MHZ, caps.emc_hz))
-    return ModeSpace(knobs)
-
-
-def chosen_cores(tables: Tables, caps: Caps) -> tuple[int, ...]:
-    """The cores that may be on, in the order in which they are used."""
-    return tuple(core for core in tables.core_order if core not in caps.cores_off)
-
-
-def _clock_knob(name: str, table: tuple[int, ...], per_mhz: int, cap: int | None) -> Knob:
-    allowed = [value for value in table if cap is None or value <= cap] or table[:1]
-    return Knob(name, tuple(value / per_mhz for value in allowed))
+def nearest_not_above(table: Iterable[int], value: int, cap: int | None = None) -> int:
+    """The largest entry that is not above ``value`` nor ``cap``, or the smallest there is."""
+    ordered = sorted(table)
+    ceiling = value if cap is None else min(value, cap)
+    return max((entry for entry in ordered if entry <= ceiling), default=ordered[0])
 
 
 def _entry(table: tuple[int, ...], value: float) -> int:
     return min(table, key=lambda entry: abs(entry - value))
-
-
-def _lower(one: int | None, other: int | None) -> int | None:
-    return min((cap for cap in (one, other) if cap is not None), default=None)
 
 
 def _or_empty(read: Callable[[], tuple[int, ...]]) -> tuple[int, ...]:

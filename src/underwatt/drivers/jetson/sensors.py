@@ -1,4 +1,4 @@
-"""Watts of a Jetson: the rails that its sensors report, and the total they add up to."""
+"""What a Jetson's sensors tell: the watts of its rails and their total, temperatures, and why it slows itself down."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from underwatt.errors import DeviceError, SensorError
 if TYPE_CHECKING:
     from underwatt.drivers.jetson.sysfs import Sysfs
 
-
 MAX_PLAUSIBLE_W = 1000.0  # ten times what any Jetson can draw
 # The shunt amplifier of an idle rail may be a step or two (8 or 20 mA) below zero; more than that is garbage.
 MAX_OFFSET = 50
@@ -20,10 +19,13 @@ _JP4_NAMES = "sys/bus/i2c/drivers/ina3221x/*/iio:device*/rail_name_*"
 _JP5_LABELS = "sys/bus/i2c/drivers/ina3221/*/hwmon/hwmon*/in[0-9]*_label"
 _HWMON_NAMES = "sys/class/hwmon/hwmon*/name"
 _SUM_CHANNEL = "7"  # the driver's sum of shunt voltages: no rail of its own
+_COLDEST_C, _HOTTEST_C = -60.0, 150.0
+_CONSTANT_ZONES = ("PMIC-Die",)  # reports 100 °C whatever happens
+_NO_THROTTLE = ("fan", "hot-surface")  # these act or warn without slowing anything
 
 
 @dataclass(frozen=True, slots=True)
-class Rail:
+class PowerRail:
     """One measured supply: the product of its files, times ``watts_per_unit``, is its power."""
 
     name: str
@@ -31,27 +33,27 @@ class Rail:
     watts_per_unit: float
 
 
-def find_rails(sysfs: Sysfs) -> tuple[Rail, ...]:
+def find_rails(sysfs: Sysfs) -> tuple[PowerRail, ...]:
     """Every rail that a power sensor reports here, whatever the JetPack generation; reads names, no values."""
-    rails: list[Rail] = []
+    rails: list[PowerRail] = []
     for path in sysfs.glob(_JP4_NAMES):
         folder, channel = path.rsplit("/", 1)[0], path.rsplit("_", 1)[1]
-        rails.append(Rail(_label(sysfs, path), (f"{folder}/in_power{channel}_input",), 1e-3))
+        rails.append(PowerRail(_label(sysfs, path), (f"{folder}/in_power{channel}_input",), 1e-3))
     for path in sysfs.glob(_JP5_LABELS):
         folder, file = path.rsplit("/", 1)
         channel = re.sub(r"\D", "", file)
         if channel != _SUM_CHANNEL:
             files = (f"{folder}/in{channel}_input", f"{folder}/curr{channel}_input")
-            rails.append(Rail(_label(sysfs, path), files, 1e-6))
+            rails.append(PowerRail(_label(sysfs, path), files, 1e-6))
     for path in sysfs.glob(_HWMON_NAMES):
         folder = path.rsplit("/", 1)[0]
         if _label(sysfs, path) == "ina238" and sysfs.exists(f"{folder}/power1_input"):
             name = _label(sysfs, f"{folder}/power1_label") or _label(sysfs, f"{folder}/in1_label") or "VIN"
-            rails.append(Rail(name, (f"{folder}/power1_input",), 1e-6))
+            rails.append(PowerRail(name, (f"{folder}/power1_input",), 1e-6))
     return tuple(rail for rail in rails if rail.name not in ("", "NC"))
 
 
-def total_of(board: Board, rails: tuple[Rail, ...]) -> tuple[Rail, ...]:
+def total_of(board: Board, rails: tuple[PowerRail, ...]) -> tuple[PowerRail, ...]:
     """The rails whose sum is the board's total; raises ``SensorError`` rather than sum what happens to be there."""
     if board.no_sensor:
         raise SensorError(board.no_sensor, hint="Use an external meter, or plan with a profile of the 4 GB board.")
@@ -71,16 +73,20 @@ def total_of(board: Board, rails: tuple[Rail, ...]) -> tuple[Rail, ...]:
     )
 
 
+def _label(sysfs: Sysfs, path: str) -> str:
+    return sysfs.text_or_empty(path).strip("\0 \t\r\n")
+
+
 class PowerMonitor:
     """Reads the total and the rails; finds the sensor files at the first read, and again after a failure."""
 
     def __init__(self, sysfs: Sysfs, board: Board) -> None:
         self._sysfs = sysfs
         self._board = board
-        self._rails: tuple[Rail, ...] = ()
-        self._total: tuple[Rail, ...] | None = None
+        self._rails: tuple[PowerRail, ...] = ()
+        self._total: tuple[PowerRail, ...] | None = None
 
-    def total_rails(self) -> tuple[Rail, ...]:
+    def total_rails(self) -> tuple[PowerRail, ...]:
         """The rails that make the total."""
         if self._total is None:
             self._total = total_of(self._board, self._all_rails())
@@ -111,12 +117,12 @@ class PowerMonitor:
                 self._rails = ()
         return powers_w
 
-    def _all_rails(self) -> tuple[Rail, ...]:
+    def _all_rails(self) -> tuple[PowerRail, ...]:
         if not self._rails:
             self._rails = find_rails(self._sysfs)
         return self._rails
 
-    def _rail_w(self, rail: Rail) -> float:
+    def _rail_w(self, rail: PowerRail) -> float:
         power_w = rail.watts_per_unit
         for file in rail.files:
             value = self._sysfs.read_int(file)
@@ -140,21 +146,7 @@ class PowerMonitor:
         return power_w
 
 
-def _label(sysfs: Sysfs, path: str) -> str:
-    try:
-        return sysfs.read_word(path)
-    except DeviceError:
-        return ""
-
-
-# Temperatures of a Jetson, and why it slows itself down.
-
-_COLDEST_C, _HOTTEST_C = -60.0, 150.0
-_CONSTANT_ZONES = ("PMIC-Die",)  # reports 100 °C whatever happens
-_NO_THROTTLE = ("fan", "hot-surface")  # these act or warn without slowing anything
-
-
-class Thermal:
+class ThermalZones:
     """Reads zones, cooling devices and over-current counters; remembers the counters between reads."""
 
     def __init__(self, sysfs: Sysfs) -> None:
@@ -165,13 +157,12 @@ class Thermal:
         """Degrees of each zone that can be read; powered-down zones are left out."""
         temperatures_c: dict[str, float] = {}
         for zone in self._sysfs.glob("sys/class/thermal/thermal_zone*"):
-            try:
-                name = self._sysfs.read_word(f"{zone}/type").removesuffix("-therm").removesuffix("-thermal")
-                temperature_c = self._sysfs.read_int(f"{zone}/temp") / 1000
-            except DeviceError:
+            name = _label(self._sysfs, f"{zone}/type").removesuffix("-therm").removesuffix("-thermal")
+            millidegrees = self._sysfs.int_or_none(f"{zone}/temp")
+            if name in ("", *_CONSTANT_ZONES) or millidegrees is None:
                 continue
-            if name not in _CONSTANT_ZONES and _COLDEST_C < temperature_c < _HOTTEST_C:
-                temperatures_c[name] = temperature_c
+            if _COLDEST_C < millidegrees / 1000 < _HOTTEST_C:
+                temperatures_c[name] = millidegrees / 1000
         return temperatures_c
 
     def throttle_reasons(self) -> tuple[str, ...]:
@@ -181,21 +172,17 @@ class Thermal:
     def _cooling(self) -> tuple[str, ...]:
         reasons = []
         for device in self._sysfs.glob("sys/class/thermal/cooling_device*"):
-            try:
-                name = self._sysfs.read_word(f"{device}/type")
-                state = self._sysfs.read_int(f"{device}/cur_state")
-            except DeviceError:
-                continue
-            if state > 0 and not any(word in name for word in _NO_THROTTLE):
+            name = _label(self._sysfs, f"{device}/type")
+            state = self._sysfs.int_or_none(f"{device}/cur_state") or 0
+            if name and state > 0 and not any(word in name for word in _NO_THROTTLE):
                 reasons.append(f"thermal: {name} at {state}")
         return tuple(reasons)
 
     def _over_current(self) -> tuple[str, ...]:
         reasons = []
         for path in self._sysfs.glob("sys/class/hwmon/hwmon*/oc[0-9]*_event_cnt"):
-            try:
-                count = self._sysfs.read_int(path)
-            except DeviceError:
+            count = self._sysfs.int_or_none(path)
+            if count is None:
                 continue
             # The counters run since boot: only what was added since the last look tells about now.
             new = count - self._events.get(path, count)

@@ -75,6 +75,20 @@ class Sysfs:
         except ValueError:
             raise SensorError(f"{self.full(path)} holds {text[:60]!r}, which is not a list of numbers.") from None
 
+    def text_or_empty(self, path: str) -> str:
+        """The text of a file, empty where it cannot be read."""
+        try:
+            return self.read(path)
+        except DeviceError:
+            return ""
+
+    def int_or_none(self, path: str) -> int | None:
+        """The whole number in a file, ``None`` where it cannot be read."""
+        try:
+            return self.read_int(path)
+        except DeviceError:
+            return None
+
     def write(self, path: str, text: str) -> None:
         """Write to a file that exists; raises ``ApplyError`` or ``NotPermittedError``."""
         try:

@@ -5,33 +5,102 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from random import Random
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from underwatt.device.clock import VirtualClock
 from underwatt.drivers.virtual.boards import REFERENCE_C
 from underwatt.drivers.virtual.physics import Clocks, PowerParts, StepTimes, idle_power, step_power, step_times
 from underwatt.errors import InputError, OutOfMemoryError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
-    from underwatt.drivers.virtual.boards import BoardSpec, Sensor, SensorRail
+    from underwatt.device.clock import Timer
+    from underwatt.drivers.virtual.boards import BoardSpec, SensorRail, SensorSpec
     from underwatt.records import PowerMode, WorkloadCost
 
-
-# A power sensor as boards have it: it averages, lags behind, is noisy, and reads in whole steps.
 
 VOLTAGE_STEP_MV = 8  # data sheet of the INA3221
 # Ripple of the supply moves a current across its steps, so that averages of many readings know more than one step.
 RIPPLE_STEPS = 0.4
+ROOM_C = 25.0
+STEP_NOISE = 0.01  # of each step's time
+POWER_NOISE = 0.015  # of each step's dynamic power
+THROTTLE_PERIOD_S = 1.0  # how often the kernel's governor looks at the temperature
+_ROUNDING_S = 1e-9  # sums of decimal seconds miss whole ones by less than this
+STALL_WORTH_SEEING = 0.02  # shorter waits for data are not played out on their own
+
+
+class VirtualClock:
+    """A clock that moves only when told to; repeating calls happen in passing, at their exact times."""
+
+    def __init__(self, start_s: float = 0.0) -> None:
+        self._now_s = start_s
+        self._timers: list[_VirtualTimer] = []
+        self._movers: list[Callable[[float], None]] = []
+
+    def now_s(self) -> float:
+        """Simulated seconds."""
+        return self._now_s
+
+    def every(self, period_s: float, call: Callable[[], None]) -> Timer:
+        """Call at each multiple of ``period_s`` from now on."""
+        timer = _VirtualTimer(self, self._now_s, period_s, call)
+        self._timers.append(timer)
+        return timer
+
+    def on_move(self, mover: Callable[[float], None]) -> None:
+        """Have ``mover(seconds)`` called for each stretch of time that passes: this is how a board lives."""
+        self._movers.append(mover)
+
+    def advance(self, seconds: float) -> None:
+        """Move time forward, stopping at each timer that falls due on the way."""
+        end_s = self._now_s + max(0.0, seconds)
+        while True:
+            due = min(self._timers, key=lambda timer: timer.due_s, default=None)
+            if due is None or due.due_s > end_s + _ROUNDING_S:
+                self._move_to(end_s)
+                return
+            self._move_to(max(due.due_s, self._now_s))
+            due.fire()
+
+    sleep = advance
+
+    def _move_to(self, at_s: float) -> None:
+        seconds = at_s - self._now_s
+        if seconds > 0:
+            self._now_s = at_s
+            for mover in self._movers:
+                mover(seconds)
+
+
+class _VirtualTimer:
+    def __init__(self, clock: VirtualClock, due_s: float, period_s: float, call: Callable[[], None]) -> None:
+        self.due_s = due_s
+        self._start_s = due_s
+        self._fired = 0
+        self._clock = clock
+        self._period_s = period_s
+        self._call = call
+
+    def fire(self) -> None:
+        self._fired += 1
+        self.due_s = self._start_s + self._fired * self._period_s
+        self._call()
+
+    def cancel(self) -> None:
+        if self in self._clock._timers:
+            self._clock._timers.remove(self)
 
 
 class AveragingSensor:
-    """Publishes each rail's average over a window, low-passed; time is given to it in stretches of constant power."""
+    """A power sensor as boards have it: it averages over a window, lags behind, is noisy, and reads in whole steps.
 
-    def __init__(self, spec: Sensor, rails: Sequence[SensorRail], random: Random, watts: Sequence[float]) -> None:
+    Time is given to it in stretches of constant power.
+    """
+
+    def __init__(self, spec: SensorSpec, rails: Sequence[SensorRail], random: Random, watts: Sequence[float]) -> None:
         self._spec = spec
         self._random = random
         self._rails = tuple(rails)
@@ -85,26 +154,18 @@ class AveragingSensor:
             self._milliamps[at] = max(0, round(step_ma * round(noisy_ma / step_ma)))
 
 
-ROOM_C = 25.0
-STEP_NOISE = 0.01  # of each step's time
-POWER_NOISE = 0.015  # of each step's dynamic power
-THROTTLE_PERIOD_S = 1.0  # how often the kernel's governor looks at the temperature
-STALL_WORTH_SEEING = 0.02  # shorter waits for data are not played out on their own
-
-
-@dataclass(frozen=True, slots=True)
-class Parts:
+class Watts(NamedTuple):
     """Watts by the part that draws them."""
 
-    static_w: float
-    gpu_w: float
-    cpu_w: float
-    mem_w: float
+    static: float
+    gpu: float
+    cpu: float
+    mem: float
 
-    @property
-    def total_w(self) -> float:
-        """All parts together."""
-        return self.static_w + self.gpu_w + self.cpu_w + self.mem_w
+    @classmethod
+    def of(cls, power: PowerParts) -> Watts:
+        """Of one mode, as plain numbers: a board looks at them many times a second."""
+        return cls(float(power.static_w), float(power.gpu_w), float(power.cpu_w), float(power.mem_w))
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +173,7 @@ class Phase:
     """A stretch of a step during which power is steady."""
 
     seconds: float
-    parts: Parts
+    watts: Watts
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,8 +201,8 @@ class VirtualBoard:
         self._disturbance = Disturbance()
         self._random = Random(seed)
         self._phases: dict[tuple[WorkloadCost, PowerMode, int], tuple[Phase, ...]] = {}
-        self._idle: dict[PowerMode, Parts] = {}
-        self._phase: Parts | None = None  # what the step under way draws now; none is idle
+        self._idle: dict[PowerMode, Watts] = {}
+        self._phase: Watts | None = None  # what the step under way draws now; none is idle
         self.temperature_c = ROOM_C + spec.thermal.resistance_c_per_w * self.power_w
         # The sensor has its own noise, so that reading its files more or less often changes no training step.
         self.sensor = AveragingSensor(spec.sensor, spec.rails, Random(seed + 1), self._rails_w())
@@ -160,7 +221,8 @@ class VirtualBoard:
         noise = self._random.gauss(1.0, POWER_NOISE)
         try:
             for phase in self._step_phases(cost, self.running, batch_size):
-                self._phase = _scaled(phase.parts, noise)
+                static, gpu, cpu, mem = phase.watts
+                self._phase = Watts(static, noise * gpu, noise * cpu, noise * mem)
                 self.clock.advance(phase.seconds * slow)
         finally:
             self._phase = None
@@ -241,15 +303,15 @@ class VirtualBoard:
         power_w = self.power_w
         self.sensor.live(seconds, self._rails_w())
         self.energy_j += seconds * power_w
-        settles_c = self._disturbance.ambient_c + thermal.resistance_c_per_w * power_w
+        final_c = self._disturbance.ambient_c + thermal.resistance_c_per_w * power_w
         decay = math.exp(-seconds / (thermal.resistance_c_per_w * thermal.capacity_j_per_c))
-        self.temperature_c = settles_c + (self.temperature_c - settles_c) * decay
+        self.temperature_c = final_c + (self.temperature_c - final_c) * decay
 
     def _may_throttle(self) -> bool:
         """Whether temperature can cross a limit soon; if not, any stretch of time is passed in one go."""
         thermal = self.spec.thermal
-        settles_c = self._disturbance.ambient_c + thermal.resistance_c_per_w * self.power_w
-        return self._steps_down > 0 or max(settles_c, self.temperature_c) >= thermal.throttle_c
+        final_c = self._disturbance.ambient_c + thermal.resistance_c_per_w * self.power_w
+        return self._steps_down > 0 or max(final_c, self.temperature_c) >= thermal.throttle_c
 
     def _look_at_temperature(self) -> None:
         thermal = self.spec.thermal
@@ -262,15 +324,14 @@ class VirtualBoard:
     def _leakage(self, temperature_c: float) -> float:
         return max(0.5, 1.0 + self.spec.thermal.leakage_per_c * (temperature_c - REFERENCE_C))
 
-    def _watts_now(self) -> tuple[float, float, float, float]:
-        """Static, GPU, CPU and memory watts; another process is taken to draw on the GPU."""
-        parts = self._phase or self._idle_parts()
-        static_w = parts.static_w * self._leakage(self.temperature_c)
-        return static_w, parts.gpu_w + self._disturbance.extra_w, parts.cpu_w, parts.mem_w
+    def _watts_now(self) -> Watts:
+        """What each part draws at this moment; another process is taken to draw on the GPU."""
+        static, gpu, cpu, mem = self._phase or self._idle_watts(self.running)
+        return Watts(static * self._leakage(self.temperature_c), gpu + self._disturbance.extra_w, cpu, mem)
 
     def _rails_w(self) -> list[float]:
-        static_w, gpu_w, cpu_w, mem_w = self._watts_now()
-        return [r.static * static_w + r.gpu * gpu_w + r.cpu * cpu_w + r.mem * mem_w for r in self.spec.rails]
+        static, gpu, cpu, mem = self._watts_now()
+        return [r.static * static + r.gpu * gpu + r.cpu * cpu + r.mem * mem for r in self.spec.rails]
 
     # The physics, evaluated once for each thing that can be asked
 
@@ -285,40 +346,29 @@ class VirtualBoard:
         knobs = whole.knobs()
         return Clocks(*(np.asarray(float(knobs[name])) for name in ("cpu_cores", "cpu_mhz", "gpu_mhz", "mem_mhz")))
 
-    def _idle_parts(self) -> Parts:
-        running = self.running
-        if running not in self._idle:
-            self._idle[running] = _plain(idle_power(self.spec.physics.power, self._clocks(running)))
-        return self._idle[running]
+    def _idle_watts(self, mode: PowerMode) -> Watts:
+        if mode not in self._idle:
+            self._idle[mode] = Watts.of(idle_power(self.spec.physics.power, self._clocks(mode)))
+        return self._idle[mode]
 
     def _step_phases(self, cost: WorkloadCost, mode: PowerMode, batch_size: int) -> tuple[Phase, ...]:
         key = (cost, mode, batch_size)
         if key not in self._phases:
             times, power = self._model(cost, mode, batch_size)
-            idle = _plain(idle_power(self.spec.physics.power, self._clocks(mode)))
-            self._phases[key] = _phases(times, _plain(power), idle)
+            self._phases[key] = _phases(times, Watts.of(power), self._idle_watts(mode))
         return self._phases[key]
 
 
-def _phases(times: StepTimes, mean: Parts, idle: Parts) -> tuple[Phase, ...]:
+def _phases(times: StepTimes, mean: Watts, idle: Watts) -> tuple[Phase, ...]:
     """A step as a wait for data, with GPU and memory idle, and work; the mean over both is the step's power."""
     step_s, work_s = float(times.step_s), float(times.work_s)
     wait_s = step_s - work_s
     if wait_s < STALL_WORTH_SEEING * step_s:
         return (Phase(step_s, mean),)
-    burst = step_s / work_s
 
     def working(mean_w: float, idle_w: float) -> float:
-        return idle_w + (mean_w - idle_w) * burst
+        return idle_w + (mean_w - idle_w) * (step_s / work_s)
 
-    waiting = Parts(mean.static_w, idle.gpu_w, mean.cpu_w, idle.mem_w)
-    work = Parts(mean.static_w, working(mean.gpu_w, idle.gpu_w), mean.cpu_w, working(mean.mem_w, idle.mem_w))
+    waiting = mean._replace(gpu=idle.gpu, mem=idle.mem)
+    work = mean._replace(gpu=working(mean.gpu, idle.gpu), mem=working(mean.mem, idle.mem))
     return (Phase(wait_s, waiting), Phase(work_s, work))
-
-
-def _plain(power: PowerParts) -> Parts:
-    return Parts(float(power.static_w), float(power.gpu_w), float(power.cpu_w), float(power.mem_w))
-
-
-def _scaled(parts: Parts, factor: float) -> Parts:
-    return Parts(parts.static_w, factor * parts.gpu_w, factor * parts.cpu_w, factor * parts.mem_w)

@@ -4,7 +4,9 @@ Knobs: the clock tables that the boards' kernels list. Physics: ``orin-agx`` and
 ``benchmarks/physics.py`` fits to the public PowerTrain tables, divided by what ``underwatt.jobs.cost`` counts for
 the networks behind them. The other boards scale from there by public data: GPU lanes × 2 FLOPs a cycle, memory bus
 width × 2 transfers, rough relative speed of the CPU cores. Power of these is estimated: it splits the envelope of the
-module's data sheet over the parts as the fitted boards do. They are plausible boards, not measured ones.
+module's data sheet over the parts as the fitted boards do. They are plausible boards, not measured ones. Stock modes:
+NVIDIA's developer guides (tables of supported modes), clocks rounded to the boards' tables; masks of GPU units, which
+need a reboot, are left out.
 """
 
 from __future__ import annotations
@@ -12,12 +14,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from underwatt.device.space import Knob, ModeSpace
-from underwatt.drivers.virtual.physics import BoardConstants, PowerConstants, Rail
+from underwatt.device.space import ModeSpace
+from underwatt.drivers.virtual.physics import BoardConstants, ClockedPart, PowerConstants
 from underwatt.errors import InputError
 from underwatt.records import PowerMode
 
-# What must be known of a board to simulate it.
+GIB = 2.0**30
+REFERENCE_C = 45.0  # the temperature at which static_w is meant
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +40,7 @@ class SensorRail:
 
 
 @dataclass(frozen=True, slots=True)
-class Sensor:
+class SensorSpec:
     """An INA3221-like sensor: it averages over a window, follows slowly, and knows only whole steps of current."""
 
     window_s: float
@@ -47,7 +50,7 @@ class Sensor:
 
 
 @dataclass(frozen=True, slots=True)
-class Thermal:
+class ThermalSpec:
     """One body with one way out for its heat, and the temperatures at which its GPU is slowed and set free."""
 
     resistance_c_per_w: float
@@ -59,11 +62,19 @@ class Thermal:
 
 @dataclass(frozen=True, slots=True)
 class StockMode:
-    """A mode of the vendor's nvpmodel; the watts in its name are a preset, not a promise."""
+    """A mode of the vendor's nvpmodel, the baseline of a user without Underwatt; the watts in a name are no promise."""
 
     id: int
     name: str
-    mode: PowerMode
+    cpu_cores: int
+    cpu_mhz: float
+    gpu_mhz: float
+    mem_mhz: float
+
+    @property
+    def mode(self) -> PowerMode:
+        """It as a power mode."""
+        return PowerMode(self.cpu_cores, self.cpu_mhz, self.gpu_mhz, self.mem_mhz)
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,12 +84,11 @@ class SysfsNames:
     model: str
     compatible: tuple[str, ...]
     generation: Literal["jetpack4", "jetpack5", "jetpack6"]
-    gpu_path: str  # below sys/devices
-    gpu_name: str  # of_node/name
+    gpu_path: str  # below sys/devices; the device tree's name of the GPU is what follows the last dot
     gpu_compatible: str
     clusters: tuple[tuple[int, ...], ...]  # cores that share a clock
     sensor_chips: tuple[tuple[str, tuple[str, ...]], ...]  # i2c address, rail of each channel
-    emc: Literal["bpmp", "override"]
+    emc: Literal["bpmp", "override"] = "bpmp"  # through the boot processor, or as on Nano
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,8 +105,8 @@ class BoardSpec:
     reserved_bytes: float  # system, CUDA context and framework, before a job allocates anything
     physics: BoardConstants
     rails: tuple[SensorRail, ...]
-    sensor: Sensor
-    thermal: Thermal
+    sensor: SensorSpec
+    thermal: ThermalSpec
     stock_modes: tuple[StockMode, ...]
     default_mode: str  # the name of the stock mode it starts in
     sysfs: SysfsNames
@@ -104,15 +114,9 @@ class BoardSpec:
     @property
     def space(self) -> ModeSpace:
         """Every mode of the board."""
-        cores = tuple(float(count) for count in range(1, self.cpu_cores + 1))
-        return ModeSpace(
-            (
-                Knob("cpu_cores", cores),
-                Knob("cpu_mhz", self.cpu_mhz),
-                Knob("gpu_mhz", self.gpu_mhz),
-                Knob("mem_mhz", self.mem_mhz),
-            )
-        )
+        cores = [float(count) for count in range(1, self.cpu_cores + 1)]
+        values = {"cpu_cores": cores, "cpu_mhz": self.cpu_mhz, "gpu_mhz": self.gpu_mhz, "mem_mhz": self.mem_mhz}
+        return ModeSpace.of_values(values)
 
     def stock_mode(self, name: str) -> StockMode:
         """The stock mode of that name."""
@@ -123,55 +127,9 @@ class BoardSpec:
         raise InputError(f"{self.title} has no stock mode {name!r}.", hint=f"It has: {names}.")
 
 
-REFERENCE_C = 45.0  # the temperature at which static_w is meant
-
-
-# The vendor's own power modes of each board: what a user has without Underwatt, and the baseline it is judged by.
-#
-# Written down from NVIDIA's developer guides (tables of supported modes), clocks rounded to the boards' tables. Masks
-# of GPU units, which need a reboot, are left out.
-
-
-def _stock(number: int, name: str, cores: int, cpu_mhz: float, gpu_mhz: float, mem_mhz: float) -> StockMode:
-    return StockMode(number, name, PowerMode(cpu_cores=cores, cpu_mhz=cpu_mhz, gpu_mhz=gpu_mhz, mem_mhz=mem_mhz))
-
-
-NANO_STOCK = (
-    _stock(0, "MAXN", 4, 1479.0, 921.6, 1600.0),
-    _stock(1, "5W", 2, 921.6, 614.4, 1600.0),
-)
-TX2_NX_STOCK = (
-    _stock(0, "MAXN", 6, 2035.2, 1300.5, 1600.0),
-    _stock(1, "MAXQ", 4, 1267.2, 854.25, 1331.2),
-    _stock(2, "MAXP_CORE_ALL", 6, 1420.8, 1122.0, 1600.0),
-    _stock(3, "MAXP_CORE_ARM", 4, 2035.2, 1122.0, 1600.0),
-)
-XAVIER_AGX_STOCK = (
-    _stock(0, "MAXN", 8, 2265.6, 1377.0, 2133.0),
-    _stock(1, "MODE_10W", 2, 1190.4, 522.75, 1065.6),
-    _stock(2, "MODE_15W", 4, 1190.4, 675.75, 1331.2),
-    _stock(3, "MODE_30W_ALL", 8, 1190.4, 905.25, 1600.0),
-    _stock(4, "MODE_30W_6CORE", 6, 1420.8, 905.25, 1600.0),
-    _stock(5, "MODE_30W_4CORE", 4, 1804.8, 905.25, 1600.0),
-    _stock(6, "MODE_30W_2CORE", 2, 2112.0, 905.25, 1600.0),
-)
-ORIN_NANO_STOCK = (
-    _stock(0, "15W", 6, 1510.4, 624.75, 2133.0),
-    _stock(1, "7W", 4, 960.0, 408.0, 2133.0),
-)
-ORIN_AGX_STOCK = (
-    _stock(0, "MAXN", 12, 2201.6, 1300.5, 3199.0),
-    _stock(1, "MODE_15W", 4, 1113.6, 420.75, 2133.0),
-    _stock(2, "MODE_30W", 8, 1728.0, 624.75, 3199.0),
-    _stock(3, "MODE_50W", 12, 1497.6, 828.75, 3199.0),
-)
-
-
-GIB = 2.0**30
-
 # Data sheet of the INA3221: 40 µV a step across the shunt; published averages follow a load change in about 2 s.
-_SHUNT_5_MOHM = Sensor(window_s=0.1, lag_s=0.6, step_ma=8.0, noise=0.01)
-_SHUNT_2_MOHM = Sensor(window_s=0.1, lag_s=0.6, step_ma=20.0, noise=0.01)
+_SHUNT_5_MOHM = SensorSpec(window_s=0.1, lag_s=0.6, step_ma=8.0, noise=0.01)
+_SHUNT_2_MOHM = SensorSpec(window_s=0.1, lag_s=0.6, step_ma=20.0, noise=0.01)
 
 # Share of the peak bus rate that training reaches: counted bytes of ResNet-18 over fitted memory cycles: 0.41 on AGX
 # Orin and 0.40 on Orin Nano.
@@ -190,13 +148,13 @@ def _steps(first_mhz: float, step_mhz: float, count: int, *more_mhz: float) -> t
     return (*(round(first_mhz + step_mhz * i, 2) for i in range(count)), *more_mhz)
 
 
-def _logic(watts: float, top_mhz: float) -> Rail:
+def _logic(watts: float, top_mhz: float) -> ClockedPart:
     """A part that draws so many watts when busy at its top clock, at about 0.5 V to 1.0 V."""
-    return Rail(1e3 * watts / top_mhz, top_mhz, low_v=0.5, high_v=1.0, idle_share=0.2)
+    return ClockedPart(1e3 * watts / top_mhz, top_mhz, low_v=0.5, high_v=1.0, idle_share=0.2)
 
 
-def _memory(watts: float, top_mhz: float, idle_share: float) -> Rail:
-    return Rail(1e3 * watts / top_mhz, top_mhz, low_v=1.0, high_v=1.0, idle_share=idle_share)
+def _memory(watts: float, top_mhz: float, idle_share: float) -> ClockedPart:
+    return ClockedPart(1e3 * watts / top_mhz, top_mhz, low_v=1.0, high_v=1.0, idle_share=idle_share)
 
 
 NANO = BoardSpec(
@@ -229,15 +187,17 @@ NANO = BoardSpec(
     ),
     sensor=_SHUNT_5_MOHM,  # developer kit schematic: 5 mΩ
     # Passive heat sink: estimated from about 40 °C above the room at 9 W after some minutes. Trip: thermal guide.
-    thermal=Thermal(4.5, 60.0, throttle_c=97.0, recover_c=92.0, leakage_per_c=0.004),
-    stock_modes=NANO_STOCK,
+    thermal=ThermalSpec(4.5, 60.0, throttle_c=97.0, recover_c=92.0, leakage_per_c=0.004),
+    stock_modes=(
+        StockMode(0, "MAXN", 4, 1479.0, 921.6, 1600.0),
+        StockMode(1, "5W", 2, 921.6, 614.4, 1600.0),
+    ),
     default_mode="MAXN",
     sysfs=SysfsNames(
         model="NVIDIA Jetson Nano Developer Kit",
         compatible=("nvidia,p3449-0000-b00+p3448-0000-b00", "nvidia,jetson-nano", "nvidia,tegra210"),
         generation="jetpack4",
         gpu_path="57000000.gpu",
-        gpu_name="gpu",
         gpu_compatible="nvidia,tegra210-gm20b",
         clusters=((0, 1, 2, 3),),
         sensor_chips=(("6-0040", ("POM_5V_IN", "POM_5V_GPU", "POM_5V_CPU")),),
@@ -277,22 +237,27 @@ TX2_NX = BoardSpec(
         SensorRail("VDD_SYS_DDR", 0.10, 0.0, 0.0, 0.6, in_total=False, volts=5.0),
     ),
     sensor=_SHUNT_5_MOHM,
-    thermal=Thermal(3.0, 70.0, throttle_c=95.5, recover_c=90.5, leakage_per_c=0.004),  # small fan; trip: thermal guide
-    stock_modes=TX2_NX_STOCK,
+    thermal=ThermalSpec(
+        3.0, 70.0, throttle_c=95.5, recover_c=90.5, leakage_per_c=0.004
+    ),  # small fan; trip: thermal guide
+    stock_modes=(
+        StockMode(0, "MAXN", 6, 2035.2, 1300.5, 1600.0),
+        StockMode(1, "MAXQ", 4, 1267.2, 854.25, 1331.2),
+        StockMode(2, "MAXP_CORE_ALL", 6, 1420.8, 1122.0, 1600.0),
+        StockMode(3, "MAXP_CORE_ARM", 4, 2035.2, 1122.0, 1600.0),
+    ),
     default_mode="MAXP_CORE_ALL",
     sysfs=SysfsNames(
         model="NVIDIA Jetson TX2 NX Developer Kit",
         compatible=("nvidia,p3509-0000+p3636-0001", "nvidia,p3636-0001", "nvidia,tegra186"),
         generation="jetpack4",
         gpu_path="17000000.gp10b",
-        gpu_name="gp10b",
         gpu_compatible="nvidia,tegra186-gp10b",
         clusters=((0, 3, 4, 5), (1, 2)),
         sensor_chips=(
             ("0-0040", ("VDD_SYS_GPU", "VDD_SYS_SOC", "VDD_4V0_WIFI")),
             ("0-0041", ("VDD_IN", "VDD_SYS_CPU", "VDD_SYS_DDR")),
         ),
-        emc="bpmp",
     ),
 )
 
@@ -328,19 +293,25 @@ XAVIER_AGX = BoardSpec(
         SensorRail("SYS5V", 0.40, 0.0, 0.0, 0.3, in_total=True, volts=5.0),
     ),
     sensor=_SHUNT_5_MOHM,
-    thermal=Thermal(1.2, 200.0, throttle_c=95.5, recover_c=90.5, leakage_per_c=0.004),  # fan at full; thermal guide
-    stock_modes=XAVIER_AGX_STOCK,
+    thermal=ThermalSpec(1.2, 200.0, throttle_c=95.5, recover_c=90.5, leakage_per_c=0.004),  # fan at full; thermal guide
+    stock_modes=(
+        StockMode(0, "MAXN", 8, 2265.6, 1377.0, 2133.0),
+        StockMode(1, "MODE_10W", 2, 1190.4, 522.75, 1065.6),
+        StockMode(2, "MODE_15W", 4, 1190.4, 675.75, 1331.2),
+        StockMode(3, "MODE_30W_ALL", 8, 1190.4, 905.25, 1600.0),
+        StockMode(4, "MODE_30W_6CORE", 6, 1420.8, 905.25, 1600.0),
+        StockMode(5, "MODE_30W_4CORE", 4, 1804.8, 905.25, 1600.0),
+        StockMode(6, "MODE_30W_2CORE", 2, 2112.0, 905.25, 1600.0),
+    ),
     default_mode="MODE_15W",
     sysfs=SysfsNames(
         model="Jetson-AGX",
         compatible=("nvidia,p2972-0000", "nvidia,p2822-0000+p2888-0004", "nvidia,tegra194"),
         generation="jetpack5",
         gpu_path="17000000.gv11b",
-        gpu_name="gv11b",
         gpu_compatible="nvidia,gv11b",
         clusters=((0, 1), (2, 3), (4, 5), (6, 7)),
         sensor_chips=(("1-0040", ("GPU", "CPU", "SOC")), ("1-0041", ("CV", "VDDRQ", "SYS5V"))),
-        emc="bpmp",
     ),
 )
 
@@ -377,19 +348,20 @@ ORIN_NANO = BoardSpec(
         SensorRail("VDD_SOC", 0.30, 0.0, 0.0, 0.3, in_total=False, volts=5.0),
     ),
     sensor=_SHUNT_5_MOHM,
-    thermal=Thermal(2.0, 90.0, throttle_c=99.0, recover_c=94.0, leakage_per_c=0.003),  # fan at full; thermal guide
-    stock_modes=ORIN_NANO_STOCK,
+    thermal=ThermalSpec(2.0, 90.0, throttle_c=99.0, recover_c=94.0, leakage_per_c=0.003),  # fan at full; thermal guide
+    stock_modes=(
+        StockMode(0, "15W", 6, 1510.4, 624.75, 2133.0),
+        StockMode(1, "7W", 4, 960.0, 408.0, 2133.0),
+    ),
     default_mode="15W",
     sysfs=SysfsNames(
         model="NVIDIA Jetson Orin Nano Developer Kit",
         compatible=("nvidia,p3768-0000+p3767-0003", "nvidia,p3767-0003", "nvidia,tegra234"),
         generation="jetpack6",
         gpu_path="platform/bus@0/17000000.gpu",
-        gpu_name="gpu",
         gpu_compatible="nvidia,ga10b",
         clusters=((0, 1, 2, 3), (4, 5)),
         sensor_chips=(("1-0040", ("VDD_IN", "VDD_CPU_GPU_CV", "VDD_SOC")),),
-        emc="bpmp",
     ),
 )
 
@@ -422,22 +394,25 @@ ORIN_AGX = BoardSpec(
         SensorRail("VDDQ_VDD2_1V8AO", 0.10, 0.0, 0.0, 0.5, in_total=False, volts=5.0),
     ),
     sensor=_SHUNT_2_MOHM,  # estimated from the 0.4 W steps that its 20 V rails are seen to read in
-    thermal=Thermal(0.9, 300.0, throttle_c=99.0, recover_c=94.0, leakage_per_c=0.003),  # fan at full; thermal guide
-    stock_modes=ORIN_AGX_STOCK,
+    thermal=ThermalSpec(0.9, 300.0, throttle_c=99.0, recover_c=94.0, leakage_per_c=0.003),  # fan at full; thermal guide
+    stock_modes=(
+        StockMode(0, "MAXN", 12, 2201.6, 1300.5, 3199.0),
+        StockMode(1, "MODE_15W", 4, 1113.6, 420.75, 2133.0),
+        StockMode(2, "MODE_30W", 8, 1728.0, 624.75, 3199.0),
+        StockMode(3, "MODE_50W", 12, 1497.6, 828.75, 3199.0),
+    ),
     default_mode="MODE_30W",
     sysfs=SysfsNames(
         model="Jetson AGX Orin",
         compatible=("nvidia,p3737-0000+p3701-0000", "nvidia,p3701-0000", "nvidia,tegra234"),
         generation="jetpack5",
         gpu_path="17000000.ga10b",
-        gpu_name="ga10b",
         gpu_compatible="nvidia,ga10b",
         clusters=((0, 1, 2, 3), (4, 5, 6, 7), (8, 9, 10, 11)),
         sensor_chips=(
             ("1-0040", ("VDD_GPU_SOC", "VDD_CPU_CV", "VIN_SYS_5V0")),
             ("1-0041", ("NC", "VDDQ_VDD2_1V8AO", "NC")),
         ),
-        emc="bpmp",
     ),
 )
 

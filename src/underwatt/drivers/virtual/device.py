@@ -13,8 +13,6 @@ from underwatt.records import Capability, DeviceInfo, DeviceState, PowerMode, Po
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from underwatt.device.clock import VirtualClock
-    from underwatt.device.space import ModeSpace
     from underwatt.records import WorkloadCost
 
 MODE_CHANGE_S = 0.005  # estimated: clocks change within milliseconds, the sensor follows within seconds
@@ -26,7 +24,8 @@ class VirtualJetson:
     def __init__(self, board: VirtualBoard) -> None:
         self.board = board
         seed = f"?seed={board.seed}" if board.seed else ""
-        self._info = DeviceInfo(
+        self.clock, self.space = board.clock, board.space
+        self.info = DeviceInfo(
             backend="virtual",
             name=f"{board.spec.title} (simulated)",
             id=f"virtual-{board.spec.name}",
@@ -34,21 +33,6 @@ class VirtualJetson:
             simulated=True,
             in_process=True,
         )
-
-    @property
-    def info(self) -> DeviceInfo:
-        """Who it is."""
-        return self._info
-
-    @property
-    def clock(self) -> VirtualClock:
-        """Simulated time."""
-        return self.board.clock
-
-    @property
-    def space(self) -> ModeSpace:
-        """Every mode of the board."""
-        return self.board.space
 
     def stock_modes(self) -> dict[str, PowerMode]:
         """The vendor's named modes of this board."""

@@ -4,7 +4,11 @@ Time: the CPU launches kernels, its cores prepare the next batch meanwhile, the 
 slowest of these sets the pace; a smooth maximum rounds the corners, because none of them overlaps perfectly.
 Power: what is always drawn, plus C·V(f)²·f of each clocked part, as busy as the step keeps it.
 
-Everything here is arithmetic on NumPy arrays: no device is imported, so that predictors may use it too.
+This is the simulator's physics, and the simulator's alone. The predictor has its own (``underwatt.predict.roofline``):
+other terms, other constants, its softness fitted instead of fixed. A predictor that shared these formulas would be
+examined on its own answers (the inverse crime): it would find on every simulated board exactly the curve it assumes,
+and the figures would say nothing about real ones. So neither may import the other, however alike they look; what both
+have learned from are the published measurements of real boards.
 """
 
 from __future__ import annotations
@@ -57,7 +61,7 @@ class StepConstants:
 
 
 @dataclass(frozen=True, slots=True)
-class Rail:
+class ClockedPart:
     """One clocked part of a chip: C·V(f)²·f, of which ``idle_share`` is drawn even when it has nothing to do."""
 
     capacitance_nf: float
@@ -81,9 +85,9 @@ class PowerConstants:
     """What a board draws: a constant, the GPU, each CPU core, and the memory."""
 
     static_w: float
-    gpu: Rail
-    cpu_core: Rail
-    mem: Rail
+    gpu: ClockedPart
+    cpu_core: ClockedPart
+    mem: ClockedPart
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,10 @@
 
 The files are plain and unlocked, so that a driver in this process or another one uses them like a kernel's. Unlike a
 kernel, nobody is called when a file is written: knobs are read when simulated time moves, or at ``sync()``.
+
+First the shape: which files a board of each generation has, and what they hold when it starts. Then ``SysfsBoard``,
+which gives them life. Paths are written out again instead of taken from the Jetson driver: a wrong one there must not
+agree with itself here.
 """
 
 from __future__ import annotations
@@ -24,9 +28,6 @@ if TYPE_CHECKING:
     from underwatt.drivers.virtual.boards import BoardSpec, StockMode
     from underwatt.records import WorkloadCost
 
-
-# Which files a board of each generation has, and what they hold when it starts: the shape, not the life.
-
 CPU = "sys/devices/system/cpu"
 DEBUG = "sys/kernel/debug"
 EMC_CAP = "sys/kernel/nvpmodel_emc_cap/emc_iso_cap"
@@ -38,6 +39,7 @@ NVPMODEL_CONF = "etc/nvpmodel.conf"
 GPU_COOLING = "sys/class/thermal/cooling_device0"
 ZONES = {"CPU-therm": "sys/class/thermal/thermal_zone0", "GPU-therm": "sys/class/thermal/thermal_zone1"}
 _FIRST_HWMON = 3  # other sensors of the board come before
+SYNC_PERIOD_S = 0.02  # simulated; far below what a sensor shows, far above what syncing each step would cost
 
 
 def hz(mhz: float) -> int:
@@ -143,19 +145,13 @@ def nvpmodel_conf(spec: BoardSpec) -> str:
     lines += ["< PARAM TYPE=CLOCK NAME=GPU >", f"MAX_FREQ /{gpu_node(spec)}/max_freq"]
     lines += ["< PARAM TYPE=CLOCK NAME=EMC >", f"MAX_FREQ /{EMC_CAP}"]
     for stock in spec.stock_modes:
-        on, cpu_mhz, gpu_mhz, mem_mhz = _values(stock)
-        order = core_order(spec)
+        on = core_order(spec)[: stock.cpu_cores]
         lines += [f"< POWER_MODEL ID={stock.id} NAME={stock.name} >"]
-        lines += [f"CPU_ONLINE CORE_{core} {int(core in order[:on])}" for core in range(spec.cpu_cores)]
-        lines += [f"CPU_CLUSTER_{number} MAX_FREQ {khz(cpu_mhz)}" for number in range(len(clusters))]
-        lines += [f"GPU MAX_FREQ {hz(gpu_mhz)}", f"EMC MAX_FREQ {_cap(spec, mem_mhz)}"]
+        lines += [f"CPU_ONLINE CORE_{core} {int(core in on)}" for core in range(spec.cpu_cores)]
+        lines += [f"CPU_CLUSTER_{number} MAX_FREQ {khz(stock.cpu_mhz)}" for number in range(len(clusters))]
+        lines += [f"GPU MAX_FREQ {hz(stock.gpu_mhz)}", f"EMC MAX_FREQ {_cap(spec, stock.mem_mhz)}"]
     default = spec.stock_mode(spec.default_mode)
     return "\n".join([*lines, f"< PM_CONFIG DEFAULT={default.id} >"])
-
-
-def _values(stock: StockMode) -> tuple[int, float, float, float]:
-    knobs = stock.mode.knobs()
-    return int(knobs["cpu_cores"]), knobs["cpu_mhz"], knobs["gpu_mhz"], knobs["mem_mhz"]
 
 
 def _cap(spec: BoardSpec, mem_mhz: float) -> int:
@@ -167,14 +163,14 @@ def _device_tree_files(spec: BoardSpec) -> dict[str, str]:
     return {
         "proc/device-tree/model": f"{spec.sysfs.model}\0",
         "proc/device-tree/compatible": "".join(f"{name}\0" for name in (*spec.sysfs.compatible, "underwatt,virtual")),
-        f"{device}/of_node/name": f"{spec.sysfs.gpu_name}\0",
+        f"{device}/of_node/name": f"{spec.sysfs.gpu_path.rsplit('.', 1)[1]}\0",
         f"{device}/of_node/compatible": f"{spec.sysfs.gpu_compatible}\0",
     }
 
 
 def _gpu_files(spec: BoardSpec, stock: StockMode) -> dict[str, str]:
     node = gpu_node(spec)
-    top = str(hz(_values(stock)[2]))
+    top = str(hz(stock.gpu_mhz))
     return {
         f"sys/devices/{spec.sysfs.gpu_path}/railgate_enable": "0",
         f"{node}/available_frequencies": " ".join(str(hz(mhz)) for mhz in spec.gpu_mhz),
@@ -185,9 +181,8 @@ def _gpu_files(spec: BoardSpec, stock: StockMode) -> dict[str, str]:
 
 
 def _cpu_files(spec: BoardSpec, stock: StockMode) -> dict[str, str]:
-    on, cpu_mhz, _, _ = _values(stock)
     low, high = (str(khz(mhz)) for mhz in (spec.cpu_mhz[0], spec.cpu_mhz[-1]))
-    online = core_order(spec)[:on]
+    online = core_order(spec)[: stock.cpu_cores]
     files = {f"{CPU}/cpu{core}/online": str(int(core in online)) for core in range(spec.cpu_cores)}
     files |= {f"{CPU}/{name}": f"0-{spec.cpu_cores - 1}" for name in ("present", "possible")}
     for cluster in spec.sysfs.clusters:
@@ -196,8 +191,8 @@ def _cpu_files(spec: BoardSpec, stock: StockMode) -> dict[str, str]:
         files |= {
             f"{folder}/scaling_available_frequencies": " ".join(str(khz(mhz)) for mhz in spec.cpu_mhz),
             f"{folder}/scaling_min_freq": low,
-            f"{folder}/scaling_max_freq": str(khz(cpu_mhz)),
-            f"{folder}/scaling_cur_freq": str(khz(cpu_mhz)),
+            f"{folder}/scaling_max_freq": str(khz(stock.cpu_mhz)),
+            f"{folder}/scaling_cur_freq": str(khz(stock.cpu_mhz)),
             f"{folder}/cpuinfo_min_freq": low,
             f"{folder}/cpuinfo_max_freq": high,
             f"{folder}/scaling_governor": "schedutil",
@@ -208,16 +203,16 @@ def _cpu_files(spec: BoardSpec, stock: StockMode) -> dict[str, str]:
 
 
 def _emc_files(spec: BoardSpec, stock: StockMode) -> dict[str, str]:
-    mem_mhz = _values(stock)[3]
     low, high = (str(hz(mhz)) for mhz in (spec.mem_mhz[0], spec.mem_mhz[-1]))
     names = emc_files(spec)
-    files = {names.rate: str(hz(mem_mhz)), names.lock: "0", names.running: str(hz(mem_mhz))}
+    rate = str(hz(stock.mem_mhz))
+    files = {names.rate: rate, names.lock: "0", names.running: rate}
     if spec.sysfs.emc == "override":
         return files | {f"{BANDWIDTH}/emc_min_rate": low, f"{BANDWIDTH}/emc_max_rate": high}
     return files | {
         f"{BPMP_EMC}/min_rate": low,
         f"{BPMP_EMC}/max_rate": high,
-        EMC_CAP: str(_cap(spec, mem_mhz)),
+        EMC_CAP: str(_cap(spec, stock.mem_mhz)),
     }
 
 
@@ -234,16 +229,13 @@ def _thermal_files(spec: BoardSpec) -> dict[str, str]:
     return files
 
 
-SYNC_PERIOD_S = 0.02  # simulated; far below what a sensor shows, far above what syncing each step would cost
-
-
 class SysfsBoard:
     """Keeps a directory and a virtual board in step: knob files go to the board, its readings to sensor files."""
 
     def __init__(self, board: VirtualBoard, directory: Path | str) -> None:
         self.board = board
         self.directory = Path(directory)
-        self._root = str(self.directory)
+        self._root = str(directory)
         self._shown: dict[str, str] = {}
         self._understood: dict[str, int] = {}
         self._synced_s = board.clock.now_s()

@@ -1,24 +1,115 @@
 from __future__ import annotations
 
 import random
-import subprocess
-import sys
+import signal
 import time
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from killable import Killable
 from profile_child import settings as child_settings
 from profile_helpers import COST, INFO, simulated, virtual
 
 from underwatt.device.session import Session
-from underwatt.errors import OutOfMemoryError, StepError
+from underwatt.device.space import Knob, ModeSpace
+from underwatt.errors import InputError, OutOfMemoryError, StepError
 from underwatt.jobs.simulated import SimulatedRun, SimulatedWorkload
-from underwatt.measure.series import GUESS_S, ProfileOutcome, expected_s, ordered_settings, run_profile
+from underwatt.measure.series import (
+    GUESS_S,
+    ProfileOutcome,
+    expected_s,
+    grid_modes,
+    modes_from_file,
+    ordered_settings,
+    run_profile,
+    smallest_too_large,
+    thinned,
+    to_measure,
+)
 from underwatt.records import Measurement, PowerMode, Setting, Status
 from underwatt.store.store import Store
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+SPACE = ModeSpace([Knob("gpu_mhz", tuple(float(n) for n in range(100, 140))), Knob("cpu_cores", (1.0, 2.0))])
+
+
+def test_grid_is_the_published_table() -> None:
+    modes = grid_modes(SPACE)
+    assert len(modes) == 12
+    assert {mode.cpu_cores for mode in modes} == {2}
+    assert (modes[0].gpu_mhz, modes[-1].gpu_mhz) == (100, 139)
+
+
+def test_grid_uses_the_knob_there_is() -> None:
+    limits = ModeSpace([Knob("power_limit_w", (100.0, 200.0))])
+    assert grid_modes(limits) == [PowerMode(power_limit_w=100), PowerMode(power_limit_w=200)]
+    assert grid_modes(ModeSpace([Knob("cpu_cores", (1.0, 2.0))])) == [PowerMode(cpu_cores=2)]
+
+
+@given(st.lists(st.integers(0, 1000), min_size=2, unique=True).map(sorted), st.integers(2, 20))
+def test_thinned_keeps_the_ends_and_the_order(values: list[float], most: int) -> None:
+    kept = thinned(values, most)
+    assert len(kept) == min(most, len(values)) == len(set(kept))
+    assert (kept[0], kept[-1]) == (values[0], values[-1])
+    assert kept == sorted(kept)
+
+
+def test_modes_from_a_file(tmp_path: Path) -> None:
+    path = tmp_path / "modes.csv"
+    path.write_text("gpu_mhz,cpu_cores,comment\n100,1,slow\n139,,fast\n")
+    assert modes_from_file(path, SPACE) == [PowerMode(cpu_cores=1, gpu_mhz=100), PowerMode(gpu_mhz=139)]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("gpu_mhz\n99\n", "line 2.*nearest is 100"),
+        ("gpu_mhz\nfast\n", "line 2"),
+        ("clock\n1\n", "names no modes"),
+        ("", "names no modes"),
+    ],
+)
+def test_a_bad_file_names_its_line(tmp_path: Path, text: str, message: str) -> None:
+    path = tmp_path / "modes.csv"
+    path.write_text(text)
+    with pytest.raises(InputError, match=message):
+        modes_from_file(path, SPACE)
+    with pytest.raises(InputError, match="cannot be read"):
+        modes_from_file(tmp_path / "missing.csv", SPACE)
+
+
+modes = st.lists(st.builds(PowerMode, gpu_mhz=st.sampled_from([100.0, 200.0, 300.0]), cpu_cores=st.integers(1, 3)))
+sizes = st.lists(st.sampled_from([4, 8, 16, 32]), min_size=1)
+
+
+@given(modes, sizes)
+def test_every_pair_once_small_batches_and_gentle_modes_first(listed: list[PowerMode], batches: list[int]) -> None:
+    settings = ordered_settings(listed, batches)
+    assert len(settings) == len(set(settings)) == len(set(listed)) * len(set(batches))
+    assert [s.batch_size for s in settings] == sorted(s.batch_size for s in settings)
+    for size in set(batches):
+        clocks = [s.mode for s in settings if s.batch_size == size]
+        assert clocks == sorted(clocks, key=lambda mode: (mode.gpu_mhz * mode.cpu_cores, *mode.knobs().values()))  # type: ignore[operator]
+
+
+def test_what_is_left_skips_the_done_and_the_too_large_and_tries_the_failed_again() -> None:
+    settings = ordered_settings([PowerMode(gpu_mhz=1), PowerMode(gpu_mhz=2)], [4, 8, 16])
+    done = [
+        Measurement(settings[0], 1.0, 1.0),
+        Measurement(settings[1], status=Status.FAILED),
+        Measurement(Setting(PowerMode(gpu_mhz=1), 8), status=Status.OUT_OF_MEMORY),
+    ]
+    assert to_measure(settings, done) == [settings[1]]
+    assert smallest_too_large(done) == 8
+    assert smallest_too_large([]) == float("inf")
+
 
 CHILD = Path(__file__).parents[1] / "helpers" / "profile_child.py"
 
@@ -133,14 +224,13 @@ def test_killed_at_20_random_moments_and_resumed_equals_never_killed(tmp_path: P
     chance = random.Random(0)
     kills = 0
     path = tmp_path / "killed.db"
-    for attempt in range(21):
-        with subprocess.Popen([sys.executable, str(CHILD), str(path)], stdout=subprocess.PIPE) as child:
-            assert child.stdout is not None
-            assert child.stdout.readline() == b"begun\n"
-            if attempt < 20:
-                time.sleep(chance.random() * 0.06)
-                kills += child.poll() is None
-                child.kill()
+    with Killable(CHILD) as profiles:
+        for _ in range(20):
+            process = profiles.start(str(path))
+            time.sleep(chance.random() * 0.06)
+            kills += profiles.kill(process) == -signal.SIGKILL
+        profiles.start(str(path))
+        assert profiles.wait() == 0
     with Store(path) as store:
         [summary] = store.summaries()
         killed = store.measurements(summary.id)
