@@ -20,14 +20,12 @@ from underwatt.errors import InputError
 from underwatt.planning.choice import front
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Iterable
 
     from numpy.typing import ArrayLike, NDArray
 
     from underwatt.budget import Schedule
-
-    Floats = NDArray[np.float64]
-    Rows = NDArray[np.intp]
+    from underwatt.predict.base import Floats
 
 HORIZON_S = 30 * 86_400.0
 _PAUSE = -1
@@ -45,7 +43,6 @@ class Ahead:
     pieces: tuple[tuple[float, float, int | None], ...]
     finish_s: float
     energy_j: float
-    lowest_w_to_come: float  # the least that the schedule allows on the way
 
 
 def look_ahead(
@@ -71,48 +68,27 @@ def look_ahead(
         raise InputError(f"What is left of a training is a share between 0 and 1, not {share:g}.")
     if energy_j is not None and not energy_j >= 0:
         raise InputError(f"The energy left must not be negative, and is {energy_j:g} J.")
-    time = _Stretches.of(schedule, begin_s, begin_s + horizon_s)
-    road = _Road(time, rows)
+    road = _Road.of(schedule, begin_s, begin_s + horizon_s, rows)
     soonest = _Course(road, 0.0)
     end_s = soonest.finish_s(share)
-    if energy_j is None or soonest.energy_to_j(min(end_s, time.end_s)) <= energy_j:
-        return _told(soonest, soonest, begin_s, end_s)
+    if energy_j is None or soonest.energy_to_j(min(end_s, road.end_s)) <= energy_j:
+        return _record(soonest, soonest, begin_s, end_s)
     prices = rows.prices(road.fitting)
     found = _lowest_price(road, prices, share, energy_j)
     if found is None:
         courses = (_Course(road, price) for price in prices)
         furthest = max(courses, key=lambda course: course.share_to(course.spent_s(energy_j)))
-        return _told(furthest, furthest, begin_s, math.inf, furthest.spent_s(energy_j))
+        return _record(furthest, furthest, begin_s, math.inf, furthest.spent_s(energy_j))
     faster, thriftier = found
     switch_s = _switch_s(faster, thriftier, share, energy_j)
-    return _told(faster, thriftier, switch_s, thriftier.finish_s(share - faster.share_to(switch_s), switch_s))
-
-
-def finish_s(schedule: Schedule, share_per_s: Callable[[float], float], share: float, begin_s: float = 0.0) -> float:
-    """When a share of a training is done that goes at ``share_per_s(watts)``; inf where that is never."""
-    rates = {level_w: share_per_s(level_w) for level_w in set(schedule.levels_w)}
-    if share <= 0:
-        return begin_s
-    periods = 0.0
-    end_s = max(begin_s, schedule.begins_s[-1]) + 1.0 if schedule.period_s is None else begin_s + schedule.period_s
-    time = _Stretches.of(schedule, begin_s, end_s)
-    rate = np.array([rates[level_w] for level_w in time.levels_w.tolist()])
-    done = np.concatenate([[0.0], np.cumsum(rate * np.diff(time.bounds_s))])
-    if schedule.period_s is not None and done[-1] > 0:
-        periods = max(0.0, math.ceil(share / done[-1]) - 1.0)
-        share = min(share - periods * done[-1], done[-1])  # rounding must not ask for one period more
-    if share > done[-1]:
-        last = float(rate[-1])
-        goes_on = schedule.period_s is None and last > 0
-        return end_s + (share - float(done[-1])) / last if goes_on else math.inf
-    return periods * (schedule.period_s or 0.0) + _first_time(time.bounds_s, done, share)
+    return _record(faster, thriftier, switch_s, thriftier.finish_s(share - faster.share_to(switch_s), switch_s))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Rows:
-    """The settings in the order of the watts that they draw, and the pause."""
+    """The settings in the order of the watts that they draw, and the pause, which is the last."""
 
-    number: Rows
+    number: NDArray[np.intp]
     drawn_w: Floats
     rate: Floats  # share of the training a second
     power_w: Floats
@@ -128,16 +104,13 @@ class _Rows:
             raise InputError("Times must be above zero, and watts not below it.")
         number = known[np.lexsort((time[known], power[known], drawn[known]))]
         number = number[_undominated(time[number].tolist(), power[number].tolist())]
-        return cls(number, drawn[number], 1.0 / time[number], power[number], idle_w)
+        rate, watts = np.append(1.0 / time[number], 0.0), np.append(power[number], idle_w or 0.0)
+        return cls(number, drawn[number], rate, watts, idle_w)
 
-    def fitting(self, levels_w: Floats) -> Rows:
-        """How many rows keep each level: the first ones."""
-        return np.searchsorted(self.drawn_w, levels_w, "right")
-
-    def best(self, fitting: Rows, price: float) -> Rows:
+    def best(self, fitting: NDArray[np.intp], price: float) -> NDArray[np.intp]:
         """Of so many first rows the best at a price of a joule; a pause where there is none, or none is better."""
-        value = self.rate - price * self.power_w
-        order = np.lexsort((self.power_w, -value))  # of equally good ones, the one that draws less
+        value = (self.rate - price * self.power_w)[:-1]
+        order = np.lexsort((self.power_w[:-1], -value))  # of equally good ones, the one that draws less
         rank = np.empty(len(order), dtype=np.intp)
         rank[order] = np.arange(len(order))
         leading = np.concatenate([[_PAUSE], order[np.minimum.accumulate(rank)]]) if len(order) else np.array([_PAUSE])
@@ -145,26 +118,18 @@ class _Rows:
             leading = np.where(value[leading] > -price * self.idle_w, leading, _PAUSE)
         return np.asarray(leading[fitting], dtype=np.intp)
 
-    def rate_of(self, place: Rows) -> Floats:
-        return np.concatenate([self.rate, [0.0]])[place]  # a pause is the last
-
-    def power_of(self, place: Rows) -> Floats:
-        return np.concatenate([self.power_w, [self.idle_w or 0.0]])[place]
-
-    def prices(self, fitting: Rows) -> list[float]:
+    def prices(self, fitting: NDArray[np.intp]) -> list[float]:
         """Prices between which the best of the first rows changes, one in each stretch between two changes."""
         counts = np.unique(fitting)
         if len(counts) > _SAMPLED_LEVELS:
             counts = counts[np.linspace(0, len(counts) - 1, _SAMPLED_LEVELS).astype(int)]
-        changes = {slope for count in counts for slope in self._slopes(int(count))}
-        edges = sorted(changes)
+        edges = sorted({slope for count in counts for slope in self._slopes(int(count))})
         return [0.0, *((low + high) / 2 for low, high in pairwise(edges)), *(2 * edge for edge in edges[-1:])]
 
     def _slopes(self, count: int) -> Iterable[float]:
         """The slopes of the upper hull of rate over power of the first rows: where one becomes better than the next."""
-        rate, power_w = self.rate[:count], self.power_w[:count]
-        if self.idle_w is not None:
-            rate, power_w = np.append(rate, 0.0), np.append(power_w, self.idle_w)
+        some = [*range(count), *([_PAUSE] if self.idle_w is not None else [])]
+        rate, power_w = self.rate[some], self.power_w[some]
         hull: list[tuple[float, float]] = []
         for row in front(-rate, power_w)[::-1]:
             point = (float(power_w[row]), float(rate[row]))
@@ -196,14 +161,15 @@ def _slope(before: tuple[float, float], after: tuple[float, float]) -> float:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Stretches:
-    """An interval of time, and the level of each stretch of it."""
+class _Road:
+    """The stretches of time to come, each of one level, and how many of the first rows keep it."""
 
-    bounds_s: Floats  # one more than levels
-    levels_w: Floats
+    bounds_s: Floats  # one more than stretches
+    fitting: NDArray[np.intp]
+    rows: _Rows
 
     @classmethod
-    def of(cls, schedule: Schedule, begin_s: float, end_s: float) -> _Stretches:
+    def of(cls, schedule: Schedule, begin_s: float, end_s: float, rows: _Rows) -> _Road:
         begins_s, levels_w = np.array(schedule.begins_s), np.array(schedule.levels_w)
         if schedule.period_s is not None:
             cycles = np.arange(math.floor(begin_s / schedule.period_s) - 1, math.floor(end_s / schedule.period_s) + 1)
@@ -211,50 +177,51 @@ class _Stretches:
             levels_w = np.tile(levels_w, len(cycles))
         first = max(0, int(np.searchsorted(begins_s, begin_s, "right")) - 1)
         last = int(np.searchsorted(begins_s, end_s, "left"))
-        return cls(
-            np.concatenate([[begin_s], begins_s[first + 1 : last], [end_s]]), levels_w[first : max(last, first + 1)]
-        )
+        fitting = np.searchsorted(rows.drawn_w, levels_w[first : max(last, first + 1)], "right")
+        return cls(np.concatenate([[begin_s], begins_s[first + 1 : last], [end_s]]), fitting, rows)
 
     @property
     def end_s(self) -> float:
         return float(self.bounds_s[-1])
 
 
-class _Road:
-    """What every course through the same time has in common."""
-
-    def __init__(self, time: _Stretches, rows: _Rows) -> None:
-        self.time, self.rows = time, rows
-        self.spans_s = np.diff(time.bounds_s)
-        self.fitting = rows.fitting(time.levels_w)
-
-
 class _Course:
     """The best row of each stretch at a price; progress and energy as functions of time."""
 
     def __init__(self, road: _Road, price: float) -> None:
-        self.time, self.rows = road.time, road.rows
-        self.place = self.rows.best(road.fitting, price)
-        self._done = np.concatenate([[0.0], np.cumsum(self.rows.rate_of(self.place) * road.spans_s)])
-        self._used_j = np.concatenate([[0.0], np.cumsum(self.rows.power_of(self.place) * road.spans_s)])
+        self.road, self.place = road, road.rows.best(road.fitting, price)
+        spans_s = np.diff(road.bounds_s)
+        self._done = np.concatenate([[0.0], np.cumsum(road.rows.rate[self.place] * spans_s)])
+        self._used_j = np.concatenate([[0.0], np.cumsum(road.rows.power_w[self.place] * spans_s)])
 
     def share_to(self, at_s: float) -> float:
-        return float(np.interp(at_s, self.time.bounds_s, self._done))
+        return float(np.interp(at_s, self.road.bounds_s, self._done))
 
     def energy_to_j(self, at_s: float) -> float:
-        return float(np.interp(at_s, self.time.bounds_s, self._used_j))
+        return float(np.interp(at_s, self.road.bounds_s, self._used_j))
 
     def finish_s(self, share: float, begin_s: float | None = None) -> float:
         """When a share is done that is begun at a moment; inf where that is beyond the horizon."""
         if begin_s is None:
-            begin_s = float(self.time.bounds_s[0])
+            begin_s = float(self.road.bounds_s[0])
         if share <= 0:
             return begin_s
-        return _first_time(self.time.bounds_s, self._done, self.share_to(begin_s) + share)
+        return _first_time(self.road.bounds_s, self._done, self.share_to(begin_s) + share)
 
     def spent_s(self, energy_j: float) -> float:
         """When so much energy is used, at most the horizon."""
-        return min(self.time.end_s, _first_time(self.time.bounds_s, self._used_j, energy_j))
+        return min(self.road.end_s, _first_time(self.road.bounds_s, self._used_j, energy_j))
+
+
+def _first_time(bounds_s: Floats, done: Floats, wanted: float) -> float:
+    """The first moment at which a quantity that never falls reaches what is wanted; inf where it does not."""
+    at = int(np.searchsorted(done, wanted, "left"))
+    if at == len(done):
+        return math.inf
+    if at == 0:
+        return float(bounds_s[0])
+    part = (wanted - done[at - 1]) / (done[at] - done[at - 1])
+    return float(bounds_s[at - 1] + part * (bounds_s[at] - bounds_s[at - 1]))
 
 
 def _lowest_price(road: _Road, prices: list[float], share: float, energy_j: float) -> tuple[_Course, _Course] | None:
@@ -277,8 +244,7 @@ def _lowest_price(road: _Road, prices: list[float], share: float, energy_j: floa
 
 def _switch_s(faster: _Course, thriftier: _Course, share: float, energy_j: float) -> float:
     """Until when the course that uses too much can be followed."""
-    low_s = float(faster.time.bounds_s[0])
-    high_s = thriftier.finish_s(share)
+    low_s, high_s = float(faster.road.bounds_s[0]), thriftier.finish_s(share)
     for _ in range(_HALVINGS):
         middle_s = (low_s + high_s) / 2
         end_s = thriftier.finish_s(share - faster.share_to(middle_s), middle_s)
@@ -287,38 +253,25 @@ def _switch_s(faster: _Course, thriftier: _Course, share: float, energy_j: float
     return low_s
 
 
-def _first_time(bounds_s: Floats, done: Floats, wanted: float) -> float:
-    """The first moment at which a quantity that never falls reaches what is wanted; inf where it does not."""
-    at = int(np.searchsorted(done, wanted, "left"))
-    if at == len(done):
-        return math.inf
-    if at == 0:
-        return float(bounds_s[0])
-    part = (wanted - done[at - 1]) / (done[at] - done[at - 1])
-    return float(bounds_s[at - 1] + part * (bounds_s[at] - bounds_s[at - 1]))
-
-
-def _told(before: _Course, after: _Course, switch_s: float, finish_s: float, stop_s: float | None = None) -> Ahead:
+def _record(before: _Course, after: _Course, switch_s: float, finish_s: float, stop_s: float | None = None) -> Ahead:
     """One course until a moment and another from it on, as a record."""
-    time = before.time
-    end_s = min(finish_s, time.end_s) if stop_s is None else stop_s
+    road, rows = before.road, before.road.rows
+    end_s = min(finish_s, road.end_s) if stop_s is None else stop_s
     pieces: list[tuple[float, float, int | None]] = []
     energy_j = 0.0
-    lowest_w = float(time.levels_w[0])
-    for at, (begin_s, until_s) in enumerate(pairwise(time.bounds_s.tolist())):
+    for at, (begin_s, until_s) in enumerate(pairwise(road.bounds_s.tolist())):
         if begin_s >= end_s:
             break
-        lowest_w = min(lowest_w, float(time.levels_w[at]))
         for course, first_s, last_s in (
             (before, begin_s, min(until_s, switch_s, end_s)),
             (after, max(begin_s, switch_s), min(until_s, end_s)),
         ):
             if first_s < last_s:
                 place = int(course.place[at])
-                row = None if place == _PAUSE else int(course.rows.number[place])
-                energy_j += float(course.rows.power_of(course.place[at : at + 1])[0]) * (last_s - first_s)
+                row = None if place == _PAUSE else int(rows.number[place])
+                energy_j += float(rows.power_w[place]) * (last_s - first_s)
                 if pieces and pieces[-1][2] == row:
                     pieces[-1] = (pieces[-1][0], last_s, row)
                 else:
                     pieces.append((first_s, last_s, row))
-    return Ahead(tuple(pieces), finish_s, energy_j, lowest_w)
+    return Ahead(tuple(pieces), finish_s, energy_j)
