@@ -33,9 +33,9 @@ if TYPE_CHECKING:
 
     from underwatt.control.live import LiveBudget
     from underwatt.control.state import ControlOptions
+    from underwatt.convergence.curve import SamplesToTarget
     from underwatt.device.base import Device
     from underwatt.events import Event
-    from underwatt.planning.problem import SamplesToTarget
     from underwatt.records import Measurement, PowerSample, Profile, Setting, WorkloadCost, WorkloadInfo
     from underwatt.runlog.inbox import Inbox
     from underwatt.runlog.log import RunLog

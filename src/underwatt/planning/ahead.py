@@ -9,7 +9,6 @@ just below that price is faster and uses too much: it is followed until a moment
 from __future__ import annotations
 
 import math
-from bisect import bisect_right
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING
@@ -70,7 +69,7 @@ def look_ahead(
         raise InputError(f"The energy left must not be negative, and is {energy_j:g} J.")
     road = _Road.of(schedule, begin_s, begin_s + horizon_s, rows)
     soonest = _Course(road, 0.0)
-    end_s = soonest.finish_s(share)
+    end_s = soonest.finish_s(share, begin_s)
     if energy_j is None or soonest.energy_to_j(min(end_s, road.end_s)) <= energy_j:
         return _record(soonest, soonest, begin_s, end_s)
     prices = rows.prices(road.fitting)
@@ -103,7 +102,6 @@ class _Rows:
         if np.any(time[known] <= 0) or np.any(power[known] < 0) or (idle_w is not None and not idle_w >= 0):
             raise InputError("Times must be above zero, and watts not below it.")
         number = known[np.lexsort((time[known], power[known], drawn[known]))]
-        number = number[_undominated(time[number].tolist(), power[number].tolist())]
         rate, watts = np.append(1.0 / time[number], 0.0), np.append(power[number], idle_w or 0.0)
         return cls(number, drawn[number], rate, watts, idle_w)
 
@@ -139,23 +137,6 @@ class _Rows:
         return (_slope(before, after) for before, after in pairwise(hull))
 
 
-def _undominated(time_s: list[float], power_w: list[float]) -> list[int]:
-    """Of rows in the order of what they draw, those that no earlier one beats in both time and mean power."""
-    kept: list[int] = []
-    powers: list[float] = []  # of those that no row so far beats, rising
-    times: list[float] = []  # of the same, falling
-    for row, (seconds, watts) in enumerate(zip(time_s, power_w, strict=True)):
-        at = bisect_right(powers, watts)
-        if at and times[at - 1] <= seconds:
-            continue
-        kept.append(row)
-        until = at
-        while until < len(times) and times[until] >= seconds:
-            until += 1
-        powers[at:until], times[at:until] = [watts], [seconds]
-    return kept
-
-
 def _slope(before: tuple[float, float], after: tuple[float, float]) -> float:
     return (after[1] - before[1]) / (after[0] - before[0])
 
@@ -164,6 +145,8 @@ def _slope(before: tuple[float, float], after: tuple[float, float]) -> float:
 class _Road:
     """The stretches of time to come, each of one level, and how many of the first rows keep it."""
 
+    begin_s: float
+    end_s: float
     bounds_s: Floats  # one more than stretches
     fitting: NDArray[np.intp]
     rows: _Rows
@@ -178,11 +161,8 @@ class _Road:
         first = max(0, int(np.searchsorted(begins_s, begin_s, "right")) - 1)
         last = int(np.searchsorted(begins_s, end_s, "left"))
         fitting = np.searchsorted(rows.drawn_w, levels_w[first : max(last, first + 1)], "right")
-        return cls(np.concatenate([[begin_s], begins_s[first + 1 : last], [end_s]]), fitting, rows)
-
-    @property
-    def end_s(self) -> float:
-        return float(self.bounds_s[-1])
+        bounds_s = np.concatenate([[begin_s], begins_s[first + 1 : last], [end_s]])
+        return cls(begin_s, end_s, bounds_s, fitting, rows)
 
 
 class _Course:
@@ -200,10 +180,8 @@ class _Course:
     def energy_to_j(self, at_s: float) -> float:
         return float(np.interp(at_s, self.road.bounds_s, self._used_j))
 
-    def finish_s(self, share: float, begin_s: float | None = None) -> float:
+    def finish_s(self, share: float, begin_s: float) -> float:
         """When a share is done that is begun at a moment; inf where that is beyond the horizon."""
-        if begin_s is None:
-            begin_s = float(self.road.bounds_s[0])
         if share <= 0:
             return begin_s
         return _first_time(self.road.bounds_s, self._done, self.share_to(begin_s) + share)
@@ -229,7 +207,7 @@ def _lowest_price(road: _Road, prices: list[float], share: float, energy_j: floa
 
     def suffices(price: float) -> bool:
         course = _Course(road, price)
-        end_s = course.finish_s(share)
+        end_s = course.finish_s(share, road.begin_s)
         return math.isfinite(end_s) and course.energy_to_j(end_s) <= energy_j
 
     # Not halving alone: beyond some price the training takes so long that it uses more energy again.
@@ -244,7 +222,7 @@ def _lowest_price(road: _Road, prices: list[float], share: float, energy_j: floa
 
 def _switch_s(faster: _Course, thriftier: _Course, share: float, energy_j: float) -> float:
     """Until when the course that uses too much can be followed."""
-    low_s, high_s = float(faster.road.bounds_s[0]), thriftier.finish_s(share)
+    low_s, high_s = faster.road.begin_s, thriftier.finish_s(share, faster.road.begin_s)
     for _ in range(_HALVINGS):
         middle_s = (low_s + high_s) / 2
         end_s = thriftier.finish_s(share - faster.share_to(middle_s), middle_s)

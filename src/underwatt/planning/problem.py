@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 from enum import Enum
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import numpy as np
 from scipy.special import ndtr
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import ArrayLike, NDArray
 
+    from underwatt.convergence.curve import SamplesToTarget
     from underwatt.predict.base import Floats, SettingArray
     from underwatt.records import Measurement, Prediction, Setting
 
@@ -66,14 +67,6 @@ class Goal(str, Enum):
 
     SOONEST = "soonest"
     LEAST_ENERGY = "least energy"
-
-
-class SamplesToTarget(Protocol):
-    """Samples to the target by batch size, such as a ``ConvergenceCurve``."""
-
-    def predict(self, batch_sizes: Sequence[int]) -> tuple[Floats, Floats]:
-        """Mean and standard deviation of the log of the samples; inf where the target is never reached."""
-        ...
 
 
 @dataclass(frozen=True, slots=True, eq=False)

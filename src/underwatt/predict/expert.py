@@ -127,7 +127,8 @@ class ReferenceModel:
             )
         if len(seen) > MOST_ROWS:
             seen = seen.take(np.random.default_rng(seed).permutation(len(seen))[:MOST_ROWS])
-        x, points = centre.inputs(seen.settings), features(centre.inputs(seen.settings))
+        x = centre.inputs(seen.settings)
+        points = features(x)
         shift = level_shift(seen.log_step_s, seen.log_power_w)
         theta = fit_constants(x, seen.log_step_s, seen.log_power_w, Belief.general(shift))
         time, power = evaluate(theta, x)
@@ -189,7 +190,8 @@ class Expert:
         cls, seen: Observations, centre: Centre, reference: ReferenceModel | None = None, closeness: float = 1.0
     ) -> Expert:
         """Fit on measurements, near a reference's constants (the closer, the smaller ``closeness``) or near none."""
-        x, points = centre.inputs(seen.settings), features(centre.inputs(seen.settings))
+        x = centre.inputs(seen.settings)
+        points = features(x)
         shift = level_shift(seen.log_step_s, seen.log_power_w)
         belief = Belief.general(shift) if reference is None else Belief.near(reference.constants, shift, closeness)
         quirks = lent_quirks(reference, x)

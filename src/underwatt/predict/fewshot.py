@@ -162,25 +162,14 @@ def never_slower(log_step_s: Floats, settings: SettingArray) -> Floats:
 
 def _runs(settings: SettingArray) -> list[tuple[NDArray[np.intp], Floats]]:
     """For each knob: the rows sorted so that settings equal in all else lie together, ascending; and their run."""
-    codes = []
-    for column in settings.matrix().T:
-        values, code = np.unique(column, return_inverse=True)
-        codes.append((code.ravel().astype(np.int64), len(values)))
+    columns = settings.matrix().T
     runs: list[tuple[NDArray[np.intp], Floats]] = []
     for at in range(len(settings.knobs)):
-        code, count = codes[at]
-        if count == 1:
-            continue
-        rest = np.zeros(len(settings), dtype=np.int64)
-        for other, (other_code, other_count) in enumerate(codes):
-            if other != at:
-                # Renumbered after each column, so that the product of the counts cannot overflow.
-                rest = rest * other_count + other_code
-                if rest.max(initial=0) > 2**40:
-                    rest = np.unique(rest, return_inverse=True)[1].ravel().astype(np.int64)
-        order = np.argsort(rest * count + code, kind="stable")
-        _, run = np.unique(rest[order], return_inverse=True)
-        runs.append((order, _APART * run.ravel().astype(np.float64)))
+        if not np.all(columns[at] == columns[at, :1]):
+            others = np.delete(columns, at, axis=0)
+            order = np.lexsort((columns[at], *others[::-1]))
+            begins = np.any(np.diff(others[:, order], axis=1) != 0, axis=0)
+            runs.append((order, _APART * np.concatenate([[0.0], np.cumsum(begins)])))
     return runs
 
 
