@@ -62,17 +62,16 @@ def look_ahead(
     ``share`` is how much of the training is left, ``energy_j`` the joules left for it. Pausing is one more choice where
     ``idle_w`` is given; where no row keeps a level there is a pause all the same, which without it counts as 0 W.
     """
-    rows = _Rows.of(time_s, drawn_w, power_w, idle_w)
     if not 0 <= share <= 1:
         raise InputError(f"What is left of a training is a share between 0 and 1, not {share:g}.")
     if energy_j is not None and not energy_j >= 0:
         raise InputError(f"The energy left must not be negative, and is {energy_j:g} J.")
-    road = _Road.of(schedule, begin_s, begin_s + horizon_s, rows)
+    road = _Road.of(schedule, begin_s, begin_s + horizon_s, (time_s, drawn_w, power_w), idle_w)
     soonest = _Course(road, 0.0)
     end_s = soonest.finish_s(share, begin_s)
     if energy_j is None or soonest.energy_to_j(min(end_s, road.end_s)) <= energy_j:
         return _record(soonest, soonest, begin_s, end_s)
-    prices = rows.prices(road.fitting)
+    prices = road.prices()
     found = _lowest_price(road, prices, share, energy_j)
     if found is None:
         courses = (_Course(road, price) for price in prices)
@@ -84,41 +83,61 @@ def look_ahead(
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Rows:
-    """The settings in the order of the watts that they draw, and the pause, which is the last."""
+class _Road:
+    """Stretches of time, each of one level; rows in the order of the watts that they draw, the pause at their end."""
 
-    number: NDArray[np.intp]
-    drawn_w: Floats
+    begin_s: float
+    end_s: float
+    bounds_s: Floats  # one more than stretches
+    fitting: NDArray[np.intp]  # how many of the first rows keep the level of each stretch
+    number: NDArray[np.intp]  # of each row, as given
     rate: Floats  # share of the training a second
     power_w: Floats
-    idle_w: float | None
+    pauses: bool  # whether pausing is a choice
 
     @classmethod
-    def of(cls, time_s: ArrayLike, drawn_w: ArrayLike, power_w: ArrayLike, idle_w: float | None) -> _Rows:
-        time, drawn, power = (np.asarray(values, dtype=float) for values in (time_s, drawn_w, power_w))
+    def of(
+        cls, schedule: Schedule, begin_s: float, end_s: float, rows: tuple[ArrayLike, ...], idle_w: float | None
+    ) -> _Road:
+        time, drawn, power = (np.asarray(values, dtype=float) for values in rows)
         if not (time.ndim == 1 and time.shape == drawn.shape == power.shape):
             raise InputError("Times, watts drawn and mean watts must be given for the same settings.")
         known = np.flatnonzero(np.isfinite(time) & np.isfinite(drawn) & np.isfinite(power))
         if np.any(time[known] <= 0) or np.any(power[known] < 0) or (idle_w is not None and not idle_w >= 0):
             raise InputError("Times must be above zero, and watts not below it.")
         number = known[np.lexsort((time[known], power[known], drawn[known]))]
-        rate, watts = np.append(1.0 / time[number], 0.0), np.append(power[number], idle_w or 0.0)
-        return cls(number, drawn[number], rate, watts, idle_w)
+        begins_s, levels_w = np.array(schedule.begins_s), np.array(schedule.levels_w)
+        if schedule.period_s is not None:
+            cycles = np.arange(math.floor(begin_s / schedule.period_s) - 1, math.floor(end_s / schedule.period_s) + 1)
+            begins_s = (cycles[:, None] * schedule.period_s + begins_s).ravel()
+            levels_w = np.tile(levels_w, len(cycles))
+        first = max(0, int(np.searchsorted(begins_s, begin_s, "right")) - 1)
+        last = int(np.searchsorted(begins_s, end_s, "left"))
+        return cls(
+            begin_s,
+            end_s,
+            bounds_s=np.concatenate([[begin_s], begins_s[first + 1 : last], [end_s]]),
+            fitting=np.searchsorted(drawn[number], levels_w[first : max(last, first + 1)], "right"),
+            number=number,
+            rate=np.append(1.0 / time[number], 0.0),
+            power_w=np.append(power[number], idle_w or 0.0),
+            pauses=idle_w is not None,
+        )
 
-    def best(self, fitting: NDArray[np.intp], price: float) -> NDArray[np.intp]:
-        """Of so many first rows the best at a price of a joule; a pause where there is none, or none is better."""
-        value = (self.rate - price * self.power_w)[:-1]
-        order = np.lexsort((self.power_w[:-1], -value))  # of equally good ones, the one that draws less
+    def best(self, price: float) -> NDArray[np.intp]:
+        """The best row of each stretch at a price of a joule; a pause where there is none, or none is better."""
+        value = self.rate - price * self.power_w
+        order = np.lexsort((self.power_w[:-1], -value[:-1]))  # of equally good ones, the one that draws less
         rank = np.empty(len(order), dtype=np.intp)
         rank[order] = np.arange(len(order))
-        leading = np.concatenate([[_PAUSE], order[np.minimum.accumulate(rank)]]) if len(order) else np.array([_PAUSE])
-        if self.idle_w is not None and len(order):
-            leading = np.where(value[leading] > -price * self.idle_w, leading, _PAUSE)
-        return np.asarray(leading[fitting], dtype=np.intp)
+        leading = np.concatenate([[_PAUSE], order[np.minimum.accumulate(rank)]])  # of so many first rows
+        if self.pauses:
+            leading = np.where(value[leading] > value[_PAUSE], leading, _PAUSE)
+        return np.asarray(leading[self.fitting], dtype=np.intp)
 
-    def prices(self, fitting: NDArray[np.intp]) -> list[float]:
+    def prices(self) -> list[float]:
         """Prices between which the best of the first rows changes, one in each stretch between two changes."""
-        counts = np.unique(fitting)
+        counts = np.unique(self.fitting)
         if len(counts) > _SAMPLED_LEVELS:
             counts = counts[np.linspace(0, len(counts) - 1, _SAMPLED_LEVELS).astype(int)]
         edges = sorted({slope for count in counts for slope in self._slopes(int(count))})
@@ -126,7 +145,7 @@ class _Rows:
 
     def _slopes(self, count: int) -> Iterable[float]:
         """The slopes of the upper hull of rate over power of the first rows: where one becomes better than the next."""
-        some = [*range(count), *([_PAUSE] if self.idle_w is not None else [])]
+        some = [*range(count), *([_PAUSE] if self.pauses else [])]
         rate, power_w = self.rate[some], self.power_w[some]
         hull: list[tuple[float, float]] = []
         for row in front(-rate, power_w)[::-1]:
@@ -141,38 +160,14 @@ def _slope(before: tuple[float, float], after: tuple[float, float]) -> float:
     return (after[1] - before[1]) / (after[0] - before[0])
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Road:
-    """The stretches of time to come, each of one level, and how many of the first rows keep it."""
-
-    begin_s: float
-    end_s: float
-    bounds_s: Floats  # one more than stretches
-    fitting: NDArray[np.intp]
-    rows: _Rows
-
-    @classmethod
-    def of(cls, schedule: Schedule, begin_s: float, end_s: float, rows: _Rows) -> _Road:
-        begins_s, levels_w = np.array(schedule.begins_s), np.array(schedule.levels_w)
-        if schedule.period_s is not None:
-            cycles = np.arange(math.floor(begin_s / schedule.period_s) - 1, math.floor(end_s / schedule.period_s) + 1)
-            begins_s = (cycles[:, None] * schedule.period_s + begins_s).ravel()
-            levels_w = np.tile(levels_w, len(cycles))
-        first = max(0, int(np.searchsorted(begins_s, begin_s, "right")) - 1)
-        last = int(np.searchsorted(begins_s, end_s, "left"))
-        fitting = np.searchsorted(rows.drawn_w, levels_w[first : max(last, first + 1)], "right")
-        bounds_s = np.concatenate([[begin_s], begins_s[first + 1 : last], [end_s]])
-        return cls(begin_s, end_s, bounds_s, fitting, rows)
-
-
 class _Course:
     """The best row of each stretch at a price; progress and energy as functions of time."""
 
     def __init__(self, road: _Road, price: float) -> None:
-        self.road, self.place = road, road.rows.best(road.fitting, price)
+        self.road, self.place = road, road.best(price)
         spans_s = np.diff(road.bounds_s)
-        self._done = np.concatenate([[0.0], np.cumsum(road.rows.rate[self.place] * spans_s)])
-        self._used_j = np.concatenate([[0.0], np.cumsum(road.rows.power_w[self.place] * spans_s)])
+        self._done = np.concatenate([[0.0], np.cumsum(road.rate[self.place] * spans_s)])
+        self._used_j = np.concatenate([[0.0], np.cumsum(road.power_w[self.place] * spans_s)])
 
     def share_to(self, at_s: float) -> float:
         return float(np.interp(at_s, self.road.bounds_s, self._done))
@@ -233,7 +228,7 @@ def _switch_s(faster: _Course, thriftier: _Course, share: float, energy_j: float
 
 def _record(before: _Course, after: _Course, switch_s: float, finish_s: float, stop_s: float | None = None) -> Ahead:
     """One course until a moment and another from it on, as a record."""
-    road, rows = before.road, before.road.rows
+    road = before.road
     end_s = min(finish_s, road.end_s) if stop_s is None else stop_s
     pieces: list[tuple[float, float, int | None]] = []
     energy_j = 0.0
@@ -246,8 +241,8 @@ def _record(before: _Course, after: _Course, switch_s: float, finish_s: float, s
         ):
             if first_s < last_s:
                 place = int(course.place[at])
-                row = None if place == _PAUSE else int(rows.number[place])
-                energy_j += float(rows.power_w[place]) * (last_s - first_s)
+                row = None if place == _PAUSE else int(road.number[place])
+                energy_j += float(road.power_w[place]) * (last_s - first_s)
                 if pieces and pieces[-1][2] == row:
                     pieces[-1] = (pieces[-1][0], last_s, row)
                 else:

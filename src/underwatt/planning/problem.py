@@ -98,17 +98,15 @@ class Problem:
         if not len(candidates):
             raise InputError("There is no setting to choose from.", hint="Offer at least one mode and batch size.")
         sizes, back = np.unique(candidates.batch_size, return_inverse=True)
-        if convergence is None:
-            mean, std = np.zeros(len(sizes)), np.zeros(len(sizes))
-        else:
+        mean = std = np.zeros(len(sizes))
+        if convergence is not None:
             mean, std = convergence.predict([int(size) for size in sizes])
         if not np.any(np.isfinite(mean)):
             raise InputError(
                 "The target is not reached at any of the batch sizes to choose from.",
                 hint="Offer other batch sizes, or choose an easier target.",
             )
-        back = back.ravel()
-        samples, spread = np.asarray(mean)[back], np.asarray(std)[back]
+        samples, spread = (np.asarray(values)[back.ravel()] for values in (mean, std))
         return cls(candidates, samples, spread, budget, goal, idle_w, to_target=convergence is not None)
 
     def __len__(self) -> int:
@@ -116,10 +114,8 @@ class Problem:
 
     def take(self, rows: NDArray[np.intp]) -> Problem:
         """The problem of choosing among some of the candidates."""
-        some = self.candidates.take(rows)
-        return replace(
-            self, candidates=some, log_samples=self.log_samples[rows], log_samples_std=self.log_samples_std[rows]
-        )
+        samples, std = self.log_samples[rows], self.log_samples_std[rows]
+        return replace(self, candidates=self.candidates.take(rows), log_samples=samples, log_samples_std=std)
 
     @property
     def log_steps(self) -> Floats:
@@ -175,9 +171,7 @@ class Outlook:
         cls, problem: Problem, prediction: Prediction, measurements: Sequence[Measurement] = ()
     ) -> Outlook:
         """The outlook of steps that follow each other at once."""
-        margin, margin_std = 0.0, 0.0
-        if problem.budget.power_w is not None and problem.budget.watts is Watts.PEAK:
-            margin, margin_std = _peak_margin(problem.budget, measurements)
+        margin, margin_std = _peak_margin(problem.budget, measurements)
         return cls(
             log_time_s=prediction.log_step_s + problem.log_steps,
             log_power_w=prediction.log_power_w,
@@ -310,7 +304,9 @@ def rows_of(candidates: SettingArray, setting: Setting) -> NDArray[np.intp]:
 
 
 def _peak_margin(budget: Budget, measurements: Sequence[Measurement]) -> tuple[float, float]:
-    """How far the log of peak power lies above that of mean power, and its spread."""
+    """How far the log of the power that is bounded lies above that of mean power, and its spread."""
+    if budget.power_w is None or budget.watts is not Watts.PEAK:
+        return 0.0, 0.0
     usable = [m for m in measurements if m.usable]
     if not usable:
         raise InputError(

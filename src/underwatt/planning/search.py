@@ -274,16 +274,15 @@ def _nothing_fits(problem: Problem, projections: Sequence[Projection]) -> Budget
     budget = problem.budget
     if not projections:
         return BudgetError("No setting could be measured.", hint="Offer smaller batch sizes, or look at the failures.")
-    drawn_w = [budget.drawn_w(known.measurement) for known in projections]
-    smallest_w = min(drawn_w)
-    if budget.power_w is not None and smallest_w > budget.power_w:
+    most_w = math.inf if budget.power_w is None else budget.power_w
+    kept = [known for known in projections if budget.drawn_w(known.measurement) <= most_w]
+    if not kept:
+        smallest_w = min(budget.drawn_w(known.measurement) for known in projections)
         return BudgetError(
             f"No measured setting keeps the budget of {budget}: the smallest power measured so far is "
             f"{smallest_w:.4g} W.",
             hint=f"Raise it to {math.ceil(10 * smallest_w) / 10:g} W, or offer lower clocks or smaller batches.",
         )
-    limit_w = math.inf if budget.power_w is None else budget.power_w
-    kept = [known for known, watts in zip(projections, drawn_w, strict=True) if watts <= limit_w]
     time_s, energy_j = min(known.time_s for known in kept), min(known.energy_j for known in kept)
     return BudgetError(
         f"No measured setting keeps the budget of {budget}: within its watts, the soonest takes {time_s:.4g} s "
