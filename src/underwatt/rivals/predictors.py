@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import copy
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -24,7 +25,7 @@ from underwatt.predict.base import Observations, check_same_knobs, observe
 from underwatt.records import Prediction
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from types import ModuleType
 
     from numpy.typing import NDArray
@@ -59,6 +60,14 @@ class PowerTrain:
     def fit(self, measurements: Sequence[Measurement], references: Sequence[Profile] = ()) -> FittedPowerTrain:
         """Fine-tune on the measurements, from networks trained on the reference or from nothing."""
         return self.transfer(measurements, self.pretrain(references[0]) if references else None)
+
+    def prepare(
+        self,
+        candidates: SettingArray,  # noqa: ARG002 - part of the interface
+        references: Sequence[Profile] = (),
+    ) -> Callable[[Sequence[Measurement]], FittedPowerTrain]:
+        """Train on the reference once, to fine-tune again and again."""
+        return partial(self.transfer, pretrained=self.pretrain(references[0]) if references else None)
 
     def pretrain(self, reference: Profile) -> PretrainedPowerTrain:
         """Train on a whole reference: minutes of work that many fits can share."""
