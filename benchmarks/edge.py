@@ -56,7 +56,7 @@ from underwatt.jobs.simulated import SimulatedWorkload
 from underwatt.measure.measurement import measure
 from underwatt.measure.steady import Settling
 from underwatt.planning.problem import Problem
-from underwatt.planning.search import search_setting
+from underwatt.planning.search import Search
 from underwatt.predict.base import SettingArray
 from underwatt.records import ConvergenceRun, Measurement, Setting, WorkloadCost, WorkloadInfo
 from underwatt.rivals.choices import Table, by_clock_alone, largest_batch
@@ -175,7 +175,7 @@ def run_underwatt(world: World, proxy: list[ConvergenceRun], budget: Budget, see
             return measure(session, workload.start(setting.batch_size), setting, settling=settling)
 
         try:
-            found = search_setting(problem, ask, seed=seed)
+            found = Search(problem, seed=seed).run(ask)
         except BudgetError:
             return None, asked
     return world.row(found.best.measurement.setting), asked

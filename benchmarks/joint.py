@@ -29,13 +29,13 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
+from _repeats import without_repeats
 from _table import Column, add_output, as_table, write
 from underwatt.budget import Budget
 from underwatt.convergence.curve import fit_convergence
 from underwatt.errors import BudgetError, InputError, UnderwattError
-from underwatt.planning.choice import without_repeats
 from underwatt.planning.problem import Problem
-from underwatt.planning.search import search_setting
+from underwatt.planning.search import Search
 from underwatt.predict.base import SettingArray
 from underwatt.records import to_json
 from underwatt.rivals.choices import Table, choose_published, default_batch, fastest_throughput, largest_batch
@@ -93,7 +93,7 @@ def underwatt(case: Case, cap_w: float) -> Choice:
     sizes = spread_batch_sizes([m.setting.batch_size for m in case.measurements], PROXY_BATCH_SIZES)
     curve = fit_convergence([run for run in case.proxy_runs if run.batch_size in sizes], resolution_samples=1.0)
     table = {m.setting: m for m in case.measurements}
-    found = search_setting(Problem.of(case.settings, Budget(power_w=cap_w), curve), table.__getitem__)
+    found = Search(Problem.of(case.settings, Budget(power_w=cap_w), curve)).run(table.__getitem__)
     return found.best.measurement, len(found.measurements)
 
 

@@ -26,12 +26,12 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
+from _repeats import without_repeats
 from _table import Column, add_output, as_table, write
 from underwatt.budget import Budget
 from underwatt.errors import BudgetError, UnderwattError
-from underwatt.planning.choice import without_repeats
 from underwatt.planning.problem import Outlook, Problem
-from underwatt.planning.search import search_setting
+from underwatt.planning.search import Search
 from underwatt.predict.base import SettingArray
 from underwatt.records import DeviceInfo, Measurement, Profile, WorkloadInfo, to_json
 from underwatt.rivals.choices import Table, maximum_mode, oracle, trusting_choice
@@ -89,12 +89,8 @@ class Bench:
     def underwatt(self, budget_w: float, repeat: int) -> Choice:
         """Measure as you go."""
         try:
-            found = search_setting(
-                self._problem(budget_w),
-                lambda setting: self._measurements[self._rows[setting]],
-                references=self._references,
-                seed=repeat,
-            )
+            search = Search(self._problem(budget_w), references=self._references, seed=repeat)
+            found = search.run(lambda setting: self._measurements[self._rows[setting]])
         except BudgetError:
             return None, len(self._measurements)
         return self._rows[found.best.measurement.setting], len(found.measurements)

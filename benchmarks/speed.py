@@ -4,7 +4,8 @@
 
 predict: fit on 50 measurements and predict AGX Orin's 18,096 modes × 6 batch sizes, with and without a reference.
 fit: fitting alone, by the number of measurements. plan: choose among AGX Xavier's 29,232 modes × 6 batch sizes from 50
-measurements; replan: the same with one measurement more. The quickest of three rounds counts: the machine may be busy.
+measurements; replan: the same with one measurement more, among the candidates that have a prospect, as in a search. The
+quickest of three rounds counts: the machine may be busy.
 """
 
 from __future__ import annotations
@@ -24,15 +25,19 @@ from _table import Column, add_output, as_table, write
 from underwatt.budget import parse_budget
 from underwatt.device.registry import open_device
 from underwatt.drivers.virtual.device import VirtualJetson
-from underwatt.planning.problem import Problem
-from underwatt.planning.search import Planner
-from underwatt.predict.base import SettingArray
+from underwatt.planning.choice import choose_setting
+from underwatt.planning.problem import Outlook, Problem
+from underwatt.planning.search import shortlist
+from underwatt.predict.base import SettingArray, prepared
 from underwatt.predict.fewshot import FewShot
 from underwatt.records import Measurement, WorkloadCost
 from underwatt.store.references import builtin_reference
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from underwatt.planning.choice import Plan
+    from underwatt.predict.base import Fit
 
 BATCH_SIZES = (4, 8, 16, 32, 64, 128)
 MEASURED = 50
@@ -76,6 +81,10 @@ def quickest_s(call: Callable[[], object]) -> float:
     return min(times_s)
 
 
+def plan(problem: Problem, fit: Fit, known: list[Measurement]) -> Plan:
+    return choose_setting(problem, fit(known).predict(problem.candidates), measurements=known)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add_output(parser)
@@ -96,11 +105,12 @@ def main() -> None:
     for name, references in (("", []), ("_reference", [builtin_reference("orin-agx")])):
         problem = Problem.of(settings, parse_budget("15W"))
         found[f"plan_{len(settings)}{name}_s"] = quickest_s(
-            lambda p=problem, r=references: Planner(p, r).plan(sample[:MEASURED])
+            lambda p=problem, r=references: plan(p, prepared(FewShot(), settings, r), sample[:MEASURED])
         )
-        planner = Planner(problem, references)
-        planner.plan(sample[:MEASURED])
-        found[f"replan{name}_s"] = quickest_s(lambda planner=planner: planner.replan(sample))
+        fit = prepared(FewShot(), settings, references)
+        before = sample[:MEASURED]
+        promising = problem.take(shortlist(problem, Outlook.of(problem, fit(before).predict(settings), before)))
+        found[f"replan{name}_s"] = quickest_s(lambda p=promising, fit=fit: plan(p, fit, sample))
     found["peak_gb"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
     rows = [{"name": name, "value": value} for name, value in found.items()]
     print(as_table(rows, (Column("name"), Column("value", form=".3f"))))

@@ -44,16 +44,16 @@ def test_a_case_in_which_nothing_is_found_is_a_failure_that_shows(
     edge: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(edge, "BUDGETS_PER_CASE", 2)
-    search, calls = edge.search_setting, []
+    search, calls = edge.Search.run, []
 
-    def fails_once(problem, ask, **options):  # type: ignore[no-untyped-def]
-        calls.append(problem.budget)
+    def fails_once(self, ask):  # type: ignore[no-untyped-def]
+        calls.append(self.problem.budget)
         if len(calls) == 1:
-            ask(problem.candidates[0])
+            ask(self.problem.candidates[0])
             raise BudgetError("nothing")
-        return search(problem, ask, **options)
+        return search(self, ask)
 
-    monkeypatch.setattr(edge, "search_setting", fails_once)
+    monkeypatch.setattr(edge.Search, "run", fails_once)
     world = edge.make_world("nano", "small", COST, RUNS)
     failed, found = edge.one_world(world, RUNS)
     assert [failed[name] for name in ("underwatt_s", "speedup", "energy_ratio", "measured")] == [None, None, None, 1]

@@ -21,7 +21,7 @@ from underwatt.device.registry import open_device
 from underwatt.drivers.virtual.device import VirtualJetson
 from underwatt.jobs.cost import count_cost
 from underwatt.jobs.load import load_job
-from underwatt.planning.problem import Outcome
+from underwatt.planning.problem import Projection
 from underwatt.planning.search import SearchResult
 from underwatt.records import Measurement, PowerMode, Setting, Status
 from underwatt.runlog.log import read_log
@@ -138,7 +138,7 @@ def test_true_joules_are_judged_by_the_budget_without_the_lag_of_a_sensor() -> N
 
 def test_what_the_search_of_a_training_finds_is_told_beside_the_plan() -> None:
     planned, better = Setting(PowerMode(gpu_mhz=300.0), 8), Setting(PowerMode(gpu_mhz=400.0), 16)
-    plan = SearchResult(Outcome(Measurement(planned, 1.0, 3.0), 100.0, 300.0, fits=True), (), 0.0, "")
+    plan = SearchResult(Projection(Measurement(planned, 1.0, 3.0), 100.0, 300.0, fits=True), (), 0.0, "")
     found = {"chosen": better, "expected": {"time_s": 90.0}}
     assert searched(5, found, plan) == (
         f"searching: 5 settings measured by training steps; {better} is 10.0% sooner than the plan's {planned}"

@@ -4,44 +4,20 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
+from nano_world import COST, board, settings_of
 
 from underwatt.budget import parse_budget
-from underwatt.control.as_you_go import comparable, forecast_of, measure_as_you_go
-from underwatt.device.registry import open_device
+from underwatt.control.as_you_go import comparable, measure_as_you_go
 from underwatt.device.session import Session
-from underwatt.drivers.virtual.device import VirtualJetson
 from underwatt.errors import BudgetError
-from underwatt.jobs.simulated import SimulatedWorkload
-from underwatt.planning.choice import choose_measured
+from underwatt.planning.choice import choose_measured, forecast
 from underwatt.planning.problem import Problem
 from underwatt.predict.base import SettingArray
-from underwatt.records import Measurement, PowerMode, Setting, Status, WorkloadCost, WorkloadInfo
+from underwatt.records import Measurement, PowerMode, Setting, Status
 from underwatt.store.store import Store
 
 if TYPE_CHECKING:
     from pathlib import Path
-
-COST = WorkloadCost(
-    flops_per_sample=5e8,
-    bytes_per_sample=1e7,
-    bytes_per_step=1e8,
-    kernels_per_step=300,
-    load_bytes_per_sample=1e4,
-    parameters=1e7,
-    state_bytes=1.6e8,
-    activation_bytes_per_sample=2e7,
-)
-SIZES = (8, 32, 64, 512)  # 512 does not fit the board
-
-
-def board() -> tuple[VirtualJetson, SimulatedWorkload]:
-    device = open_device("virtual:nano")
-    assert isinstance(device, VirtualJetson)
-    return device, SimulatedWorkload(WorkloadInfo("small", "small"), COST, device)
-
-
-def settings_of(device: VirtualJetson, sizes: tuple[int, ...] = SIZES) -> SettingArray:
-    return SettingArray.product(tuple(knob.name for knob in device.space.knobs), device.space.matrix(), sizes)
 
 
 def test_it_ends_with_a_measured_setting_that_fits_and_everything_is_stored(tmp_path: Path) -> None:
@@ -69,7 +45,7 @@ def test_it_ends_with_a_measured_setting_that_fits_and_everything_is_stored(tmp_
     assert any("gain" in why for why in reasons)
     assert [m.setting for m in kept] == [m.setting for m in found.measurements]
     assert dict(device.snapshot()) == found_mode
-    part, prediction = forecast_of(problem, kept)
+    part, prediction = forecast(problem, kept)
     assert choose_measured(part, prediction, kept).setting == best.setting
 
 
@@ -121,7 +97,7 @@ def test_too_few_settings_to_predict_from_are_chosen_among_as_measured() -> None
     settings = [Setting(PowerMode(), 8), Setting(PowerMode(), 16)]
     problem = Problem.of(SettingArray.of([*settings, Setting(PowerMode(), 64)]), parse_budget("10W"))
     measured = [Measurement(settings[0], 0.1, 5.0), Measurement(settings[1], 0.15, 6.0)]
-    part, prediction = forecast_of(problem, measured)
+    part, prediction = forecast(problem, measured)
     assert len(part) == 2
     plan = choose_measured(part, prediction, measured)
     assert plan.setting == settings[1]

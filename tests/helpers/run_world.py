@@ -16,6 +16,7 @@ from underwatt.budget import Budget
 from underwatt.control.controller import Controller
 from underwatt.control.live import LiveBudget
 from underwatt.control.state import ControlOptions
+from underwatt.convergence.curve import SamplesToTarget
 from underwatt.device.base import permitted_space
 from underwatt.device.registry import open_device
 from underwatt.device.session import Session
@@ -23,7 +24,7 @@ from underwatt.drivers.virtual.device import VirtualJetson
 from underwatt.errors import ApplyError, SensorError
 from underwatt.events import Event
 from underwatt.measure.meter import Meter, measure_idle
-from underwatt.planning.problem import Problem, SamplesToTarget, allows_pauses
+from underwatt.planning.problem import Problem, allows_pauses
 from underwatt.predict.base import SettingArray
 from underwatt.records import DeviceState, Measurement, PowerMode, PowerSample, Setting, WorkloadCost
 from underwatt.runlog.log import read_log

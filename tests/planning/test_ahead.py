@@ -12,7 +12,7 @@ from scipy.optimize import linprog
 
 from underwatt.budget import DAY_S, Schedule, parse_budget
 from underwatt.errors import InputError
-from underwatt.planning.ahead import Ahead, finish_s, look_ahead
+from underwatt.planning.ahead import HORIZON_S, Ahead, look_ahead
 
 SLACK = 1 + 1e-6
 # Slow and thrifty, the most efficient, fast; drawn is what the budget bounds, power what the energy counts.
@@ -56,10 +56,18 @@ def test_without_an_energy_bound_each_level_has_its_fastest_row() -> None:
     found = look_ahead(TIME_S, DRAWN_W, POWER_W, schedule)
     assert [row for _, _, row in found.pieces] == [0, 2, 1]
     assert found.finish_s == pytest.approx(120 + 300 * (1 - 60 / 900 - 60 / 200))
-    assert found.lowest_w_to_come == 5
     later = look_ahead(TIME_S, DRAWN_W, POWER_W, schedule, begin_s=90.0, share=0.1)
     assert later.pieces == ((90.0, pytest.approx(110.0), 2),)
-    assert later.lowest_w_to_come == 15
+
+
+def finish_s(schedule: Schedule, rate: dict[float, float]) -> float:
+    """When a training is done that goes at so much a second at each level."""
+    done = 0.0
+    for begin_s, end_s, level_w in schedule.pieces(0.0, HORIZON_S):
+        if done + rate[level_w] * (end_s - begin_s) >= 1:
+            return begin_s + (1 - done) / rate[level_w]
+        done += rate[level_w] * (end_s - begin_s)
+    return math.inf
 
 
 @settings(max_examples=60, deadline=None)
@@ -75,7 +83,7 @@ def test_the_fastest_agrees_with_trying_every_choice(
         chosen = dict(zip(distinct, choice, strict=True))
         if all(row < 0 or table[1][row] <= level_w for level_w, row in chosen.items()):
             rate = {level_w: 0 if row < 0 else 1 / table[0][row] for level_w, row in chosen.items()}
-            best_s = min(best_s, finish_s(schedule, rate.__getitem__, 1.0))
+            best_s = min(best_s, finish_s(schedule, rate))
     assert found.finish_s == pytest.approx(best_s)
     if math.isfinite(best_s):
         assert check(found, table, schedule, 0.0) == pytest.approx(1.0)
@@ -180,24 +188,6 @@ def test_nonsense_is_refused(wrong: dict[str, float]) -> None:
         look_ahead(TIME_S, DRAWN_W[:2], POWER_W, Schedule.constant(9))
 
 
-@settings(max_examples=100, deadline=None)
-@given(levels, st.floats(0, 500), st.floats(0.01, 3), st.booleans())
-def test_finish_agrees_with_small_steps(watts: list[float], begin_s: float, share: float, daily: bool) -> None:
-    schedule = Schedule.of(((60.0 * at, level_w) for at, level_w in enumerate(watts)), 300.0 if daily else None)
-
-    def rate(level_w: float) -> float:
-        return max(0.0, level_w - 5) / 1000
-
-    found = finish_s(schedule, rate, share, begin_s)
-    if math.isinf(found):
-        levels_w = schedule.levels_w if daily else schedule.levels_w[-1:]
-        assert max(rate(level_w) for level_w in levels_w) == 0
-    else:
-        done = sum((end - begin) * rate(level_w) for begin, end, level_w in schedule.pieces(begin_s, found))
-        assert done == pytest.approx(share)
-        assert rate(schedule.power_w(math.nextafter(found, -math.inf))) > 0  # not a moment later than it must be
-
-
 def test_thousands_of_levels_take_moments() -> None:
     rng = np.random.default_rng(0)
     solar_w = 5 + 10 * np.clip(np.sin(np.arange(8640) / 8640 * 2 * np.pi), 0, 1) + rng.uniform(0, 1, 8640)
@@ -207,10 +197,6 @@ def test_thousands_of_levels_take_moments() -> None:
     begin = time.perf_counter()
     free = look_ahead(time_s, drawn_w, drawn_w, schedule)
     bound = look_ahead(time_s, drawn_w, drawn_w, schedule, energy_j=0.97 * free.energy_j, idle_w=1.0)
-    calls: list[float] = []
-    years = finish_s(schedule, lambda level_w: calls.append(level_w) or level_w * 1e-11, 1.0)
     assert time.perf_counter() - begin < 10
     assert free.finish_s < bound.finish_s < math.inf
     assert bound.energy_j == pytest.approx(0.97 * free.energy_j, rel=1e-6)
-    assert years > 100 * 365 * DAY_S
-    assert len(calls) == len(set(schedule.levels_w))

@@ -6,12 +6,62 @@ from dataclasses import replace
 import numpy as np
 import planning_world as world
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from underwatt.budget import Budget, parse_budget
 from underwatt.errors import InputError
-from underwatt.planning.problem import Goal, Outlook, Problem, can_pause, outcome
+from underwatt.planning.problem import (
+    DEFAULT_WINDOW_S,
+    LARGEST_SWING,
+    Goal,
+    Outlook,
+    Problem,
+    allows_pauses,
+    busy_share,
+    can_pause,
+    project,
+)
 from underwatt.predict.base import SettingArray
 from underwatt.records import Prediction
+
+
+@given(st.floats(0.5, 400.0), st.floats(0.0, 1.0), st.floats(0.01, 2.0))
+def test_training_for_the_share_draws_exactly_the_budget(power_w: float, idle: float, budget: float) -> None:
+    idle_w, budget_w = idle * power_w, budget * power_w
+    share = float(busy_share(power_w, idle_w, budget_w))
+    assert 0 <= share <= 1
+    mean_w = share * power_w + (1 - share) * idle_w
+    if budget_w >= power_w:
+        assert share == 1
+    elif budget_w > idle_w:
+        assert mean_w == pytest.approx(budget_w, rel=1e-6)
+    else:
+        assert share == 0
+
+
+def test_many_settings_at_once() -> None:
+    shares = busy_share(np.array([5.0, 10.0, 16.0]), 4.0, 10.0)
+    assert shares == pytest.approx([1.0, 1.0, 0.5])
+
+
+@pytest.mark.parametrize(
+    ("text", "allowed"), [("10W", True), ("10W mean over 60s", True), ("10W peak", False), ("5Wh", False)]
+)
+def test_only_a_mean_can_be_kept_by_pauses(text: str, allowed: bool) -> None:
+    assert allows_pauses(parse_budget(text)) is allowed
+
+
+@given(st.floats(1.0, 100.0), st.floats(1.01, 5.0), st.floats(0.001, 2.0), st.one_of(st.none(), st.floats(1.0, 60.0)))
+def test_one_step_must_not_draw_much_of_what_a_window_allows(
+    budget_w: float, times: float, step_s: float, window_s: float | None
+) -> None:
+    budget = Budget(power_w=budget_w, window_s=window_s)
+    beyond_j = (times - 1) * budget_w * step_s
+    allowed_j = LARGEST_SWING * budget_w * (window_s or DEFAULT_WINDOW_S)
+    if abs(beyond_j / allowed_j - 1) > 1e-6:
+        assert bool(can_pause(times * budget_w, step_s, budget)) == (beyond_j < allowed_j)
+    assert can_pause(0.9 * budget_w, step_s, budget), "where nothing is beyond the budget, any step will do"
 
 
 def _exact(problem: Problem, std: float = 0.01) -> Prediction:
@@ -25,7 +75,7 @@ def test_time_to_target_is_time_per_sample_times_samples() -> None:
     row = 17
     setting = problem.candidates[row]
     samples = math.exp(world.Curve().predict([setting.batch_size])[0][0])
-    found = outcome(problem, row, world.truth(setting))
+    found = project(problem, row, world.truth(setting))
     assert found.time_s == pytest.approx(world.truth(setting).step_s / setting.batch_size * samples)
     assert found.energy_j == pytest.approx(found.time_s * world.truth(setting).power_w)
     outlook = Outlook.of(problem, _exact(problem))
@@ -36,14 +86,14 @@ def test_time_to_target_is_time_per_sample_times_samples() -> None:
 def test_an_outcome_fits_only_if_every_bound_is_kept() -> None:
     row = 17
     measured = world.truth(world.candidates()[row])
-    free = outcome(world.problem(Budget(power_w=1000.0)), row, measured)
+    free = project(world.problem(Budget(power_w=1000.0)), row, measured)
     for bound, value in (
         ("power_w", measured.power_w),
         ("deadline_s", free.time_s),
         ("energy_j", free.energy_j),
     ):
-        assert outcome(world.problem(Budget(**{bound: 1.01 * value})), row, measured).fits
-        assert not outcome(world.problem(Budget(**{bound: 0.99 * value})), row, measured).fits
+        assert project(world.problem(Budget(**{bound: 1.01 * value})), row, measured).fits
+        assert not project(world.problem(Budget(**{bound: 0.99 * value})), row, measured).fits
 
 
 def test_unsure_convergence_makes_the_expected_time_longer() -> None:
@@ -110,7 +160,7 @@ def test_a_setting_above_the_budget_fits_with_pauses_and_takes_longer() -> None:
     settings = [problem.candidates[row] for row in range(len(problem))]
     for row, setting in enumerate(settings):
         measured = world.truth(setting)
-        found, plain = outcome(problem, row, measured), outcome(replace(problem, idle_w=None), row, measured)
+        found, plain = project(problem, row, measured), project(replace(problem, idle_w=None), row, measured)
         if measured.power_w <= 8.0:
             assert found == plain
         elif can_pause(measured.power_w, measured.step_s, problem.budget):
@@ -129,7 +179,7 @@ def test_the_outlook_with_pauses_is_what_outcomes_will_say() -> None:
     problem = paused()
     outlook = Outlook.of(problem, _exact(problem))
     for row in range(0, len(problem), 7):
-        found = outcome(problem, row, world.truth(problem.candidates[row]))
+        found = project(problem, row, world.truth(problem.candidates[row]))
         assert math.exp(outlook.log_time_s[row]) == pytest.approx(found.time_s, rel=1e-9)
         assert math.exp(outlook.log_energy_j[row]) == pytest.approx(found.energy_j, rel=1e-9)
         assert bool(outlook.keeps(problem.budget)[row]) == found.fits
@@ -158,4 +208,4 @@ def test_without_mean_watts_or_idle_power_there_are_no_pauses(budget: str, idle_
 def test_nobody_trains_a_twentieth_of_the_time() -> None:
     problem = paused("4.1W")
     assert problem.busy_share(np.array([12.0]), np.array([0.1]))[0] == 1
-    assert not outcome(problem, len(problem) - 1, world.truth(problem.candidates[len(problem) - 1])).fits
+    assert not project(problem, len(problem) - 1, world.truth(problem.candidates[len(problem) - 1])).fits

@@ -1,13 +1,11 @@
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 
 from underwatt.errors import PredictError
 from underwatt.predict.base import SettingArray
-from underwatt.predict.design import first_settings, fits_memory, next_settings
+from underwatt.predict.design import first_settings, fits_memory
 from underwatt.predict.fewshot import FewShot
 from underwatt.records import Measurement, Setting, Status
 from underwatt.testing.predictors import made_up_measurements, made_up_profile
@@ -51,20 +49,11 @@ def test_a_batch_that_ran_out_of_memory_and_larger_ones_are_left_out() -> None:
     assert all(ALL.batch_size[chosen] == 8)
 
 
-def test_next_settings_are_new_ones() -> None:
-    first = first_settings(ALL, 6, references=[made_up_profile(SEEN)])
-    measured = [SEEN[at] for at in first]
-    fitted = FewShot().fit(measured)
-    following = next_settings(ALL, 5, measurements=[*measured, _out_of_memory(64)], fitted=fitted)
-    assert not set(following.tolist()) & set(first.tolist())
-    assert len(set(following.tolist())) == 5
-
-
-def test_next_settings_go_where_least_is_known() -> None:
-    measured = [m for m in SEEN if m.setting.mode.gpu_mhz == 1200.0]
-    measured += [replace(m, step_s=1.01 * m.step_s) for m in measured]
-    following = next_settings(ALL, 1, measurements=measured, fitted=FewShot().fit(measured, [made_up_profile(SEEN)]))
-    assert ALL[int(following[0])].mode.gpu_mhz == 200.0
+def test_a_reference_guides_the_first_ten_and_not_the_rest() -> None:
+    guided = first_settings(ALL, 12, references=[made_up_profile(SEEN)])
+    assert len(set(guided.tolist())) == 12
+    assert guided[:10].tolist() == first_settings(ALL, 10, references=[made_up_profile(SEEN)]).tolist()
+    assert guided.tolist() != first_settings(ALL, 12).tolist()
 
 
 def test_refuses_more_settings_than_there_are() -> None:

@@ -6,11 +6,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from underwatt.errors import PredictError
 from underwatt.predict.base import SettingArray
 from underwatt.predict.design import first_settings
-from underwatt.predict.fewshot import FewShot
+from underwatt.predict.fewshot import FewShot, never_slower, width_factor
 from underwatt.records import Measurement, PowerMode, Profile, Setting
 from underwatt.tables import read_powertrain_table
 from underwatt.testing.predictors import PredictorConformance, made_up_measurements, made_up_profile
@@ -34,6 +36,16 @@ def _errors(seen: tuple[Measurement, ...], rows: list[int], references: list[Pro
     return float(np.abs(time_error).mean()), float(np.abs(power_error).mean())
 
 
+def _time_weight_of_references(seen: list[Measurement], reference: Profile) -> float:
+    fitted = FewShot().fit(seen, [reference])
+    assert fitted.weights.sum(axis=1) == pytest.approx([1.0, 1.0])
+    return sum(
+        float(time)
+        for expert, time in zip(fitted.experts, fitted.weights[0], strict=True)
+        if expert.reference is not None
+    )
+
+
 TEN = [0, 3, 5, 8, 11, 12, 14, 18, 21, 23]
 
 
@@ -50,8 +62,7 @@ def test_a_reference_that_contradicts_is_ignored() -> None:
     alone, confused = _errors(seen, TEN, []), _errors(seen, TEN, [reference])
     assert confused[0] < alone[0] + 0.01
     assert confused[1] < alone[1] + 0.01
-    weights = FewShot().fit([seen[at] for at in TEN], [reference]).reference_weights()
-    assert weights["no reference"][0] > 0.9
+    assert _time_weight_of_references([seen[at] for at in TEN], reference) < 0.1
 
 
 def test_a_reference_that_fits_is_used() -> None:
@@ -59,9 +70,7 @@ def test_a_reference_that_fits_is_used() -> None:
     reference = made_up_profile(made_up_measurements(), "kin")
     few = TEN[::2]
     assert _errors(seen, few, [reference])[0] < _errors(seen, few, [])[0]
-    weights = FewShot().fit([seen[at] for at in few], [reference]).reference_weights()
-    assert weights["kin on kin"][0] > 0.5
-    assert np.isclose(sum(time for time, _ in weights.values()), 1.0)
+    assert _time_weight_of_references([seen[at] for at in few], reference) > 0.5
 
 
 def test_a_reference_with_some_of_the_knobs_is_welcome() -> None:
@@ -174,3 +183,66 @@ def test_far_from_the_measured_batch_sizes_it_says_that_it_does_not_know(sizes: 
     assert found.log_step_s_std[2] > 0.8
     assert found.log_step_s_std[0] < found.log_step_s_std[1] < found.log_step_s_std[2]
     assert found.log_power_w_std[0] < found.log_power_w_std[1] < found.log_power_w_std[2]
+
+
+RNG = np.random.default_rng(0)
+
+
+@pytest.mark.parametrize("truth", [0.6, 1.0, 1.8])
+def test_many_readings_say_how_wide_intervals_must_be(truth: float) -> None:
+    errors = RNG.normal(0, truth * 0.05, size=5000)
+    assert width_factor(errors, np.full(5000, 0.05**2)) == pytest.approx(truth, rel=0.05)
+
+
+def test_heavy_tails_are_judged_by_the_interval_and_not_by_the_outliers() -> None:
+    errors = RNG.normal(size=2000)
+    errors[:40] = 100.0
+    assert width_factor(errors, np.ones(2000)) < 1.2
+
+
+def test_few_readings_move_it_less_than_many() -> None:
+    errors = np.array([0.5, -1.0, 1.5, -3.0])
+    few, many = (width_factor(np.tile(errors, times), np.ones(4 * times)) for times in (1, 100))
+    assert 1.0 < few < 0.8 * many
+
+
+@given(st.lists(st.floats(-1e6, 1e6), min_size=3, max_size=30))
+def test_the_factor_stays_within_reason(errors: list[float]) -> None:
+    assert 0.3 <= width_factor(np.array(errors), np.ones(len(errors))) <= 4.0
+
+
+GRID = np.array([[f, g] for f in (500.0, 1000.0, 2000.0) for g in (200.0, 400.0, 800.0, 1200.0)])
+GRID_SETTINGS = SettingArray.product(("cpu_mhz", "gpu_mhz"), GRID, [8, 32])
+
+
+def _violations(log_step_s: np.ndarray, settings: SettingArray) -> int:
+    rows = settings.matrix()
+    count = 0
+    for a, t in zip(rows, log_step_s, strict=True):
+        for b, u in zip(rows, log_step_s, strict=True):
+            differs = np.flatnonzero(a != b)
+            if len(differs) == 1 and differs[0] < len(settings.knobs) and b[differs[0]] > a[differs[0]]:
+                count += u > t + 1e-7
+    return count
+
+
+@given(st.lists(st.floats(-5, 5), min_size=24, max_size=24), st.integers(2, 24), st.randoms())
+def test_no_single_knob_raised_makes_it_slower(values: list[float], count: int, random) -> None:
+    rows = np.array(random.sample(range(24), count))
+    some = SettingArray(GRID_SETTINGS.knobs, GRID_SETTINGS.values[rows], GRID_SETTINGS.batch_size[rows])
+    out = never_slower(np.array(values)[rows], some)
+    assert _violations(out, some) == 0
+
+
+def test_times_in_order_stay_as_they_are() -> None:
+    times = -np.log(GRID_SETTINGS.values).sum(axis=1) + np.log(GRID_SETTINGS.batch_size)
+    np.testing.assert_allclose(never_slower(times, GRID_SETTINGS), times, atol=1e-9)
+
+
+def test_a_pair_out_of_order_meets_in_the_middle() -> None:
+    pair = SettingArray(("gpu_mhz",), np.array([[800.0], [400.0]]), np.array([8.0, 8.0]))
+    np.testing.assert_allclose(never_slower(np.array([2.0, 1.0]), pair), [1.5, 1.5])
+
+
+def test_nothing_in_nothing_out() -> None:
+    assert len(never_slower(np.empty(0), GRID_SETTINGS.take(slice(0, 0)))) == 0

@@ -37,11 +37,11 @@ if TYPE_CHECKING:
 
     from underwatt.budget import Schedule
     from underwatt.control.state import ControlOptions
+    from underwatt.convergence.curve import SamplesToTarget
     from underwatt.device.base import Device
     from underwatt.events import Event
     from underwatt.jobs.batches import PassBatches
     from underwatt.jobs.job import LrRule
-    from underwatt.planning.problem import SamplesToTarget
     from underwatt.records import Profile, Setting, WorkloadCost
 
 

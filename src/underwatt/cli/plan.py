@@ -20,14 +20,14 @@ from underwatt.cli.devices import DEVICE_HELP
 from underwatt.cli.format import KNOB_HEADINGS, duration, plain_table
 from underwatt.cli.predict import REFERENCE_HELP, load_references, newest_profile, offered_modes, profiled_device
 from underwatt.cli.profile import STORE_HELP, measured_line, parse_batch_sizes
-from underwatt.control.as_you_go import comparable, forecast_of, measure_as_you_go
+from underwatt.control.as_you_go import comparable, measure_as_you_go
 from underwatt.convergence.curve import fit_convergence, targets_of
 from underwatt.device.base import HasStockModes, permitted_space
 from underwatt.device.registry import open_device
 from underwatt.device.session import Session
 from underwatt.errors import InputError, MissingExtraError, PredictError
 from underwatt.jobs.choose import JOB_HELP, CommandRate, choose_workload
-from underwatt.planning.choice import choose_measured, choose_setting
+from underwatt.planning.choice import choose_measured, choose_setting, forecast
 from underwatt.planning.problem import Goal, Problem
 from underwatt.predict.base import SettingArray
 from underwatt.predict.design import fits_memory
@@ -242,7 +242,7 @@ def plan(
             raise InputError("A job or a device is named only to be measured.", hint="Add --measure.")
         basis = _look_up(question, path, profile)
     measurements = comparable(basis.measured.measurements, basis.problem)
-    problem, prediction = forecast_of(basis.problem, measurements, basis.references)
+    problem, prediction = forecast(basis.problem, measurements, basis.references)
     if basis.search:
         chosen = choose_measured(problem, prediction, measurements)
     else:

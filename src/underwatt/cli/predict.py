@@ -18,11 +18,11 @@ from underwatt.device.registry import open_device
 from underwatt.device.space import ModeSpace
 from underwatt.errors import InputError, UnderwattError
 from underwatt.planning.choice import front
-from underwatt.predict.base import SettingArray, observe
+from underwatt.predict.base import Z90, SettingArray, observe
 from underwatt.predict.design import fits_memory
 from underwatt.predict.fewshot import FewShot
-from underwatt.predict.validate import Z90, cross_validate
 from underwatt.records import Setting, to_json
+from underwatt.rivals.validate import cross_validate
 from underwatt.store.exchange import read_file
 from underwatt.store.references import builtin_reference
 from underwatt.store.store import Store, default_store_path

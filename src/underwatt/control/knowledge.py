@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from underwatt.planning.problem import Outcome, Problem, outcome
+from underwatt.planning.problem import Problem, Projection, project
 from underwatt.records import Measurement, PowerMode, Setting, Status
 
 if TYPE_CHECKING:
@@ -149,15 +149,15 @@ class Knowledge:
         """The watts that are left for a setting as it was measured."""
         return max(power_w - self.drift.extra_w, 1e-3)
 
-    def outcome(self, setting: Setting, problem: Problem) -> Outcome | None:
+    def outcome(self, setting: Setting, problem: Problem) -> Projection | None:
         """What a known setting takes under the problem's budget."""
         known = self._known.get(setting)
-        return outcome(problem, self._rows[setting.batch_size], known) if known else None
+        return project(problem, self._rows[setting.batch_size], known) if known else None
 
-    def best(self, problem: Problem, highest_gpu_mhz: float = math.inf) -> Outcome | None:
+    def best(self, problem: Problem, highest_gpu_mhz: float = math.inf) -> Projection | None:
         """The best measured setting under the problem's budget; where none keeps it, the one that draws least."""
         found = [
-            outcome(problem, self._rows[m.setting.batch_size], m)
+            project(problem, self._rows[m.setting.batch_size], m)
             for m in self.measurements()
             if (m.setting.mode.gpu_mhz or 0) <= highest_gpu_mhz
         ]

@@ -34,9 +34,9 @@ if TYPE_CHECKING:
     from underwatt.control.live import BudgetSource, LiveBudget
     from underwatt.control.state import ControlOptions
     from underwatt.control.telling import EventLog, Keeper
+    from underwatt.convergence.curve import SamplesToTarget
     from underwatt.device.base import Device
     from underwatt.events import Event
-    from underwatt.planning.problem import SamplesToTarget
     from underwatt.records import Measurement, PowerSample, Profile, Setting, WorkloadCost, WorkloadInfo
 
 

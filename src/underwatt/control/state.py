@@ -16,6 +16,7 @@ from underwatt.budget import Watts
 from underwatt.control.knowledge import LEAP
 from underwatt.errors import SensorError
 from underwatt.measure.measurement import MeasureOptions
+from underwatt.measure.steady import UNJUDGED_AFTER_CHANGE_S
 from underwatt.planning.problem import DEFAULT_WINDOW_S
 
 if TYPE_CHECKING:
@@ -58,7 +59,7 @@ class ControlOptions:
     measure_paused: MeasureOptions = field(
         default_factory=lambda: MeasureOptions(precision=0.03, min_steps=4, limit_s=6.0)
     )
-    lag_s: float = 1.5  # after a change to a setting that is not known, readings tell of what was before for so long
+    lag_s: float = UNJUDGED_AFTER_CHANGE_S  # where it is not known what a setting draws
     short_s: float = 0.5  # a clear excess is seen in this time
     long_s: float = 4.0  # a drift in this
     same_level: float = 0.03  # budgets this close to each other need no search of their own

@@ -11,23 +11,22 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
+from scipy.special import log_ndtr, ndtri
 
 from underwatt.errors import InputError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from numpy.typing import NDArray
 
+    from underwatt.predict.base import Floats
     from underwatt.records import ConvergenceRun
 
-    Floats = NDArray[np.float64]
-    from underwatt.planning.problem import SamplesToTarget
-
-
+# Chosen with benchmarks/convergence_curve.py.
 # Grids of the constants and how likely each value is before anything is known; batch sizes in powers of two.
 _LOG2_NOISE = np.arange(0.0, 17.1, 0.75)
 _LOG2_SMALL = np.arange(-6.0, 8.1, 0.75)
@@ -39,6 +38,14 @@ _DEVIATIONS = {0.05: 0.35, 0.12: 0.4, 0.25: 0.25}  # of log samples from the cur
 _DEVIATION_LENGTH_LOG2 = 1.0
 _SEED_SPREAD, _SEED_WEIGHT = 0.1, 2.0  # of log samples between seeds, and how many runs' worth we believe it
 _LEAST_VARIANCE = 1e-6
+
+
+class SamplesToTarget(Protocol):
+    """Samples to the target by batch size, such as a ``ConvergenceCurve``."""
+
+    def predict(self, batch_sizes: Sequence[int]) -> tuple[Floats, Floats]:
+        """Mean and standard deviation of the log of the samples; inf where the target is never reached."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,14 +76,10 @@ class ConvergenceCurve:
             raise InputError(f"Batch sizes must be at least 1, not {list(batch_sizes)}.")
         at, values, variances = _points(self.observed)
         means, stds = np.empty((len(self._weights), len(asked))), np.empty((len(self._weights), len(asked)))
-        for deviation in np.unique(self._constants[:, 4]):
-            rows = self._constants[:, 4] == deviation
-            solved = _Solved.of(at, variances, deviation)
-            shape = _shape(self._constants[rows], at)
-            scale, residuals = solved.scale(values - shape)
+        for rows, deviation, solved in _by_deviation(self._constants, at, values, variances):
             to_asked = deviation**2 * _correlation(asked, at)
             gain = to_asked @ solved.inverse
-            means[rows] = _shape(self._constants[rows], asked) + scale[:, None] + residuals @ gain.T
+            means[rows] = _shape(self._constants[rows], asked) + solved.scale[:, None] + solved.residuals @ gain.T
             left = deviation**2 - np.einsum("ij,ij->i", gain, to_asked)
             unsure = (1.0 - gain.sum(1)) ** 2 * solved.scale_variance  # the level itself is estimated from the runs
             stds[rows] = np.sqrt(np.maximum(left + unsure, _LEAST_VARIANCE))
@@ -87,10 +90,8 @@ class ConvergenceCurve:
 
     def interval(self, batch_sizes: Sequence[int], quantile: float = 0.9) -> tuple[Floats, Floats]:
         """Lower and upper number of samples that hold the truth with a probability."""
-        from scipy.stats import norm
-
         mean, std = self.predict(batch_sizes)
-        reach = float(norm.ppf(0.5 + quantile / 2)) * std
+        reach = float(ndtri(0.5 + quantile / 2)) * std
         return np.exp(mean - reach), np.exp(mean + reach)
 
 
@@ -116,15 +117,12 @@ def fit_convergence(
     at, values, variances = _points(observed)
     log_likelihood = np.empty(len(constants))
     failed_at, most = _failures(chosen)
-    for deviation in np.unique(constants[:, 4]):
-        rows = constants[:, 4] == deviation
-        solved = _Solved.of(at, variances, deviation)
-        scale, residuals = solved.scale(values - _shape(constants[rows], at))
-        log_likelihood[rows] = solved.log_likelihood(residuals)
+    for rows, deviation, solved in _by_deviation(constants, at, values, variances):
+        log_likelihood[rows] = solved.log_likelihood()
         if len(failed_at):
             # A run that was given up needs more than the longest that was not.
-            over = _shape(constants[rows], failed_at) + scale[:, None] - most
-            log_likelihood[rows] += _log_normal_cdf(over / math.hypot(deviation, _SEED_SPREAD)).sum(1)
+            over = _shape(constants[rows], failed_at) + solved.scale[:, None] - most
+            log_likelihood[rows] += log_ndtr(over / math.hypot(deviation, _SEED_SPREAD)).sum(1)
     log_weights = log_prior + log_likelihood
     weights = np.exp(log_weights - log_weights.max())
     weights /= weights.sum()
@@ -208,17 +206,13 @@ def _hopeless(observed: tuple[Observed, ...], asked: Floats) -> NDArray[np.bool_
 
 
 def _grid() -> tuple[Floats, Floats]:
-    noise_powers, small_powers, deviations = (
-        (np.array(list(table)), np.log(np.array(list(table.values()))))
-        for table in (_NOISE_POWERS, _SMALL_POWERS, _DEVIATIONS)
-    )
-    axes = [_LOG2_NOISE, _LOG2_SMALL, noise_powers[0], small_powers[0], deviations[0]]
+    """Every combination of constants, one a row, and the log of how likely each is before anything is known."""
+    tables = (_NOISE_POWERS, _SMALL_POWERS, _DEVIATIONS)
+    axes = [_LOG2_NOISE, _LOG2_SMALL, *(np.array(list(table)) for table in tables)]
     priors = [
         -0.5 * ((_LOG2_NOISE - _NOISE_CENTRE) / _NOISE_SPREAD) ** 2,
         -0.5 * ((_LOG2_SMALL - _SMALL_CENTRE) / _SMALL_SPREAD) ** 2,
-        noise_powers[1],
-        small_powers[1],
-        deviations[1],
+        *(np.log(np.array(list(table.values()))) for table in tables),
     ]
     constants = np.stack([grid.ravel() for grid in np.meshgrid(*axes, indexing="ij")], axis=1)
     log_prior = sum(grid.ravel() for grid in np.meshgrid(*priors, indexing="ij"))
@@ -229,15 +223,13 @@ def _shape(constants: Floats, batch_sizes: Floats) -> Floats:
     """Log of the curve without its scale, one row a combination of constants."""
     log2 = np.log2(batch_sizes)[None, :]
     noise, small, q, p = (constants[:, i, None] for i in range(4))
-    rise: Floats = np.log1p(np.exp2(q * (log2 - noise)) + np.exp2(p * (small - log2)))
-    return rise
+    return np.asarray(np.log1p(np.exp2(q * (log2 - noise)) + np.exp2(p * (small - log2))))
 
 
 def _correlation(one: Floats, other: Floats) -> Floats:
     """How alike deviations at two batch sizes are (Matérn 3/2 in powers of two)."""
     distance = math.sqrt(3) * np.abs(np.log2(one)[:, None] - np.log2(other)[None, :]) / _DEVIATION_LENGTH_LOG2
-    alike: Floats = (1 + distance) * np.exp(-distance)
-    return alike
+    return np.asarray((1 + distance) * np.exp(-distance))
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,32 +239,28 @@ class _Solved:
     inverse: Floats
     log_determinant: float
     scale_variance: float
+    scale: Floats  # the best log scale of each combination of constants
+    residuals: Floats  # and what it leaves
 
-    @classmethod
-    def of(cls, at: Floats, variances: Floats, deviation: float) -> _Solved:
+    def log_likelihood(self) -> Floats:
+        """How well each combination explains the runs, the scale integrated out."""
+        squares = np.einsum("ij,jk,ik->i", self.residuals, self.inverse, self.residuals)
+        return np.asarray(-0.5 * (squares + self.log_determinant - math.log(self.scale_variance)))
+
+
+def _by_deviation(
+    constants: Floats, at: Floats, values: Floats, variances: Floats
+) -> Iterator[tuple[NDArray[np.bool_], float, _Solved]]:
+    """The combinations of each size of deviation, solved for what was observed."""
+    for deviation in np.unique(constants[:, 4]):
+        rows = constants[:, 4] == deviation
         covariance = deviation**2 * _correlation(at, at) + np.diag(variances + _LEAST_VARIANCE)
         inverse = np.asarray(np.linalg.inv(covariance), np.float64)
-        return cls(inverse, float(np.linalg.slogdet(covariance)[1]), float(1 / inverse.sum()))
-
-    def scale(self, differences: Floats) -> tuple[Floats, Floats]:
-        """The best log scale of each row of differences, and what it leaves."""
-        scale = differences @ self.inverse.sum(0) * self.scale_variance
-        return scale, differences - scale[:, None]
-
-    def log_likelihood(self, residuals: Floats) -> Floats:
-        """How well each row is explained, the scale integrated out."""
-        squares = np.einsum("ij,jk,ik->i", residuals, self.inverse, residuals)
-        result: Floats = -0.5 * (squares + self.log_determinant - math.log(self.scale_variance))
-        return result
-
-
-def _log_normal_cdf(values: Floats) -> Floats:
-    from scipy.special import log_ndtr
-
-    return np.asarray(log_ndtr(values), float)
-
-
-# Samples to a target by batch size, from whatever a user has: a curve, or a table.
+        scale_variance = float(1 / inverse.sum())
+        differences = values - _shape(constants[rows], at)
+        scale = differences @ inverse.sum(0) * scale_variance
+        log_determinant = float(np.linalg.slogdet(covariance)[1])
+        yield rows, deviation, _Solved(inverse, log_determinant, scale_variance, scale, differences - scale[:, None])
 
 
 class SampleTable:
@@ -284,7 +272,7 @@ class SampleTable:
                 raise InputError(f"{count!r} samples to the target at batch size {size} make no sense.")
         self._samples = dict(samples)
 
-    def predict(self, batch_sizes: Sequence[int]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    def predict(self, batch_sizes: Sequence[int]) -> tuple[Floats, Floats]:
         """Log samples, without doubt; inf at batch sizes that were not given."""
         counts = [self._samples.get(int(size), math.inf) for size in batch_sizes]
         return np.log(counts), np.zeros(len(counts))
@@ -298,6 +286,4 @@ def samples_to_target(
         return None
     if isinstance(given, Mapping):
         return SampleTable(given)
-    if hasattr(given, "predict"):
-        return given
-    return fit_convergence(list(given))
+    return given if hasattr(given, "predict") else fit_convergence(list(given))

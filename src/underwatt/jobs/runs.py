@@ -20,13 +20,13 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from underwatt.control.live import LiveBudget
+    from underwatt.convergence.curve import SamplesToTarget
     from underwatt.device.base import Device
     from underwatt.events import Event
     from underwatt.jobs.checkpoint import Progress
     from underwatt.jobs.job import Job
     from underwatt.jobs.loop import Effort, Trained
     from underwatt.measure.workload import Workload
-    from underwatt.planning.problem import SamplesToTarget
     from underwatt.records import Measurement, Profile, WorkloadCost, WorkloadInfo
     from underwatt.store.store import Store
 

@@ -9,7 +9,6 @@ just below that price is faster and uses too much: it is followed until a moment
 from __future__ import annotations
 
 import math
-from bisect import bisect_right
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING
@@ -20,14 +19,12 @@ from underwatt.errors import InputError
 from underwatt.planning.choice import front
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Iterable
 
     from numpy.typing import ArrayLike, NDArray
 
     from underwatt.budget import Schedule
-
-    Floats = NDArray[np.float64]
-    Rows = NDArray[np.intp]
+    from underwatt.predict.base import Floats
 
 HORIZON_S = 30 * 86_400.0
 _PAUSE = -1
@@ -45,7 +42,6 @@ class Ahead:
     pieces: tuple[tuple[float, float, int | None], ...]
     finish_s: float
     energy_j: float
-    lowest_w_to_come: float  # the least that the schedule allows on the way
 
 
 def look_ahead(
@@ -66,105 +62,91 @@ def look_ahead(
     ``share`` is how much of the training is left, ``energy_j`` the joules left for it. Pausing is one more choice where
     ``idle_w`` is given; where no row keeps a level there is a pause all the same, which without it counts as 0 W.
     """
-    rows = _Rows.of(time_s, drawn_w, power_w, idle_w)
     if not 0 <= share <= 1:
         raise InputError(f"What is left of a training is a share between 0 and 1, not {share:g}.")
     if energy_j is not None and not energy_j >= 0:
         raise InputError(f"The energy left must not be negative, and is {energy_j:g} J.")
-    time = _Stretches.of(schedule, begin_s, begin_s + horizon_s)
-    road = _Road(time, rows)
+    road = _Road.of(schedule, begin_s, begin_s + horizon_s, (time_s, drawn_w, power_w), idle_w)
     soonest = _Course(road, 0.0)
-    end_s = soonest.finish_s(share)
-    if energy_j is None or soonest.energy_to_j(min(end_s, time.end_s)) <= energy_j:
-        return _told(soonest, soonest, begin_s, end_s)
-    prices = rows.prices(road.fitting)
+    end_s = soonest.finish_s(share, begin_s)
+    if energy_j is None or soonest.energy_to_j(min(end_s, road.end_s)) <= energy_j:
+        return _record(soonest, soonest, begin_s, end_s)
+    prices = road.prices()
     found = _lowest_price(road, prices, share, energy_j)
     if found is None:
         courses = (_Course(road, price) for price in prices)
         furthest = max(courses, key=lambda course: course.share_to(course.spent_s(energy_j)))
-        return _told(furthest, furthest, begin_s, math.inf, furthest.spent_s(energy_j))
+        return _record(furthest, furthest, begin_s, math.inf, furthest.spent_s(energy_j))
     faster, thriftier = found
     switch_s = _switch_s(faster, thriftier, share, energy_j)
-    return _told(faster, thriftier, switch_s, thriftier.finish_s(share - faster.share_to(switch_s), switch_s))
-
-
-def finish_s(schedule: Schedule, share_per_s: Callable[[float], float], share: float, begin_s: float = 0.0) -> float:
-    """When a share of a training is done that goes at ``share_per_s(watts)``; inf where that is never."""
-    rates = {level_w: share_per_s(level_w) for level_w in set(schedule.levels_w)}
-    if share <= 0:
-        return begin_s
-    periods = 0.0
-    end_s = max(begin_s, schedule.begins_s[-1]) + 1.0 if schedule.period_s is None else begin_s + schedule.period_s
-    time = _Stretches.of(schedule, begin_s, end_s)
-    rate = np.array([rates[level_w] for level_w in time.levels_w.tolist()])
-    done = np.concatenate([[0.0], np.cumsum(rate * np.diff(time.bounds_s))])
-    if schedule.period_s is not None and done[-1] > 0:
-        periods = max(0.0, math.ceil(share / done[-1]) - 1.0)
-        share = min(share - periods * done[-1], done[-1])  # rounding must not ask for one period more
-    if share > done[-1]:
-        last = float(rate[-1])
-        goes_on = schedule.period_s is None and last > 0
-        return end_s + (share - float(done[-1])) / last if goes_on else math.inf
-    return periods * (schedule.period_s or 0.0) + _first_time(time.bounds_s, done, share)
+    return _record(faster, thriftier, switch_s, thriftier.finish_s(share - faster.share_to(switch_s), switch_s))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Rows:
-    """The settings in the order of the watts that they draw, and the pause."""
+class _Road:
+    """Stretches of time, each of one level; rows in the order of the watts that they draw, the pause at their end."""
 
-    number: Rows
-    drawn_w: Floats
+    begin_s: float
+    end_s: float
+    bounds_s: Floats  # one more than stretches
+    fitting: NDArray[np.intp]  # how many of the first rows keep the level of each stretch
+    number: NDArray[np.intp]  # of each row, as given
     rate: Floats  # share of the training a second
     power_w: Floats
-    idle_w: float | None
+    pauses: bool  # whether pausing is a choice
 
     @classmethod
-    def of(cls, time_s: ArrayLike, drawn_w: ArrayLike, power_w: ArrayLike, idle_w: float | None) -> _Rows:
-        time, drawn, power = (np.asarray(values, dtype=float) for values in (time_s, drawn_w, power_w))
+    def of(
+        cls, schedule: Schedule, begin_s: float, end_s: float, rows: tuple[ArrayLike, ...], idle_w: float | None
+    ) -> _Road:
+        time, drawn, power = (np.asarray(values, dtype=float) for values in rows)
         if not (time.ndim == 1 and time.shape == drawn.shape == power.shape):
             raise InputError("Times, watts drawn and mean watts must be given for the same settings.")
         known = np.flatnonzero(np.isfinite(time) & np.isfinite(drawn) & np.isfinite(power))
         if np.any(time[known] <= 0) or np.any(power[known] < 0) or (idle_w is not None and not idle_w >= 0):
             raise InputError("Times must be above zero, and watts not below it.")
         number = known[np.lexsort((time[known], power[known], drawn[known]))]
-        number = number[_undominated(time[number].tolist(), power[number].tolist())]
-        return cls(number, drawn[number], 1.0 / time[number], power[number], idle_w)
+        begins_s, levels_w = np.array(schedule.begins_s), np.array(schedule.levels_w)
+        if schedule.period_s is not None:
+            cycles = np.arange(math.floor(begin_s / schedule.period_s) - 1, math.floor(end_s / schedule.period_s) + 1)
+            begins_s = (cycles[:, None] * schedule.period_s + begins_s).ravel()
+            levels_w = np.tile(levels_w, len(cycles))
+        first = max(0, int(np.searchsorted(begins_s, begin_s, "right")) - 1)
+        last = int(np.searchsorted(begins_s, end_s, "left"))
+        return cls(
+            begin_s,
+            end_s,
+            bounds_s=np.concatenate([[begin_s], begins_s[first + 1 : last], [end_s]]),
+            fitting=np.searchsorted(drawn[number], levels_w[first : max(last, first + 1)], "right"),
+            number=number,
+            rate=np.append(1.0 / time[number], 0.0),
+            power_w=np.append(power[number], idle_w or 0.0),
+            pauses=idle_w is not None,
+        )
 
-    def fitting(self, levels_w: Floats) -> Rows:
-        """How many rows keep each level: the first ones."""
-        return np.searchsorted(self.drawn_w, levels_w, "right")
-
-    def best(self, fitting: Rows, price: float) -> Rows:
-        """Of so many first rows the best at a price of a joule; a pause where there is none, or none is better."""
+    def best(self, price: float) -> NDArray[np.intp]:
+        """The best row of each stretch at a price of a joule; a pause where there is none, or none is better."""
         value = self.rate - price * self.power_w
-        order = np.lexsort((self.power_w, -value))  # of equally good ones, the one that draws less
+        order = np.lexsort((self.power_w[:-1], -value[:-1]))  # of equally good ones, the one that draws less
         rank = np.empty(len(order), dtype=np.intp)
         rank[order] = np.arange(len(order))
-        leading = np.concatenate([[_PAUSE], order[np.minimum.accumulate(rank)]]) if len(order) else np.array([_PAUSE])
-        if self.idle_w is not None and len(order):
-            leading = np.where(value[leading] > -price * self.idle_w, leading, _PAUSE)
-        return np.asarray(leading[fitting], dtype=np.intp)
+        leading = np.concatenate([[_PAUSE], order[np.minimum.accumulate(rank)]])  # of so many first rows
+        if self.pauses:
+            leading = np.where(value[leading] > value[_PAUSE], leading, _PAUSE)
+        return np.asarray(leading[self.fitting], dtype=np.intp)
 
-    def rate_of(self, place: Rows) -> Floats:
-        return np.concatenate([self.rate, [0.0]])[place]  # a pause is the last
-
-    def power_of(self, place: Rows) -> Floats:
-        return np.concatenate([self.power_w, [self.idle_w or 0.0]])[place]
-
-    def prices(self, fitting: Rows) -> list[float]:
+    def prices(self) -> list[float]:
         """Prices between which the best of the first rows changes, one in each stretch between two changes."""
-        counts = np.unique(fitting)
+        counts = np.unique(self.fitting)
         if len(counts) > _SAMPLED_LEVELS:
             counts = counts[np.linspace(0, len(counts) - 1, _SAMPLED_LEVELS).astype(int)]
-        changes = {slope for count in counts for slope in self._slopes(int(count))}
-        edges = sorted(changes)
+        edges = sorted({slope for count in counts for slope in self._slopes(int(count))})
         return [0.0, *((low + high) / 2 for low, high in pairwise(edges)), *(2 * edge for edge in edges[-1:])]
 
     def _slopes(self, count: int) -> Iterable[float]:
         """The slopes of the upper hull of rate over power of the first rows: where one becomes better than the next."""
-        rate, power_w = self.rate[:count], self.power_w[:count]
-        if self.idle_w is not None:
-            rate, power_w = np.append(rate, 0.0), np.append(power_w, self.idle_w)
+        some = [*range(count), *([_PAUSE] if self.pauses else [])]
+        rate, power_w = self.rate[some], self.power_w[some]
         hull: list[tuple[float, float]] = []
         for row in front(-rate, power_w)[::-1]:
             point = (float(power_w[row]), float(rate[row]))
@@ -174,87 +156,45 @@ class _Rows:
         return (_slope(before, after) for before, after in pairwise(hull))
 
 
-def _undominated(time_s: list[float], power_w: list[float]) -> list[int]:
-    """Of rows in the order of what they draw, those that no earlier one beats in both time and mean power."""
-    kept: list[int] = []
-    powers: list[float] = []  # of those that no row so far beats, rising
-    times: list[float] = []  # of the same, falling
-    for row, (seconds, watts) in enumerate(zip(time_s, power_w, strict=True)):
-        at = bisect_right(powers, watts)
-        if at and times[at - 1] <= seconds:
-            continue
-        kept.append(row)
-        until = at
-        while until < len(times) and times[until] >= seconds:
-            until += 1
-        powers[at:until], times[at:until] = [watts], [seconds]
-    return kept
-
-
 def _slope(before: tuple[float, float], after: tuple[float, float]) -> float:
     return (after[1] - before[1]) / (after[0] - before[0])
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _Stretches:
-    """An interval of time, and the level of each stretch of it."""
-
-    bounds_s: Floats  # one more than levels
-    levels_w: Floats
-
-    @classmethod
-    def of(cls, schedule: Schedule, begin_s: float, end_s: float) -> _Stretches:
-        begins_s, levels_w = np.array(schedule.begins_s), np.array(schedule.levels_w)
-        if schedule.period_s is not None:
-            cycles = np.arange(math.floor(begin_s / schedule.period_s) - 1, math.floor(end_s / schedule.period_s) + 1)
-            begins_s = (cycles[:, None] * schedule.period_s + begins_s).ravel()
-            levels_w = np.tile(levels_w, len(cycles))
-        first = max(0, int(np.searchsorted(begins_s, begin_s, "right")) - 1)
-        last = int(np.searchsorted(begins_s, end_s, "left"))
-        return cls(
-            np.concatenate([[begin_s], begins_s[first + 1 : last], [end_s]]), levels_w[first : max(last, first + 1)]
-        )
-
-    @property
-    def end_s(self) -> float:
-        return float(self.bounds_s[-1])
-
-
-class _Road:
-    """What every course through the same time has in common."""
-
-    def __init__(self, time: _Stretches, rows: _Rows) -> None:
-        self.time, self.rows = time, rows
-        self.spans_s = np.diff(time.bounds_s)
-        self.fitting = rows.fitting(time.levels_w)
 
 
 class _Course:
     """The best row of each stretch at a price; progress and energy as functions of time."""
 
     def __init__(self, road: _Road, price: float) -> None:
-        self.time, self.rows = road.time, road.rows
-        self.place = self.rows.best(road.fitting, price)
-        self._done = np.concatenate([[0.0], np.cumsum(self.rows.rate_of(self.place) * road.spans_s)])
-        self._used_j = np.concatenate([[0.0], np.cumsum(self.rows.power_of(self.place) * road.spans_s)])
+        self.road, self.place = road, road.best(price)
+        spans_s = np.diff(road.bounds_s)
+        self._done = np.concatenate([[0.0], np.cumsum(road.rate[self.place] * spans_s)])
+        self._used_j = np.concatenate([[0.0], np.cumsum(road.power_w[self.place] * spans_s)])
 
     def share_to(self, at_s: float) -> float:
-        return float(np.interp(at_s, self.time.bounds_s, self._done))
+        return float(np.interp(at_s, self.road.bounds_s, self._done))
 
     def energy_to_j(self, at_s: float) -> float:
-        return float(np.interp(at_s, self.time.bounds_s, self._used_j))
+        return float(np.interp(at_s, self.road.bounds_s, self._used_j))
 
-    def finish_s(self, share: float, begin_s: float | None = None) -> float:
+    def finish_s(self, share: float, begin_s: float) -> float:
         """When a share is done that is begun at a moment; inf where that is beyond the horizon."""
-        if begin_s is None:
-            begin_s = float(self.time.bounds_s[0])
         if share <= 0:
             return begin_s
-        return _first_time(self.time.bounds_s, self._done, self.share_to(begin_s) + share)
+        return _first_time(self.road.bounds_s, self._done, self.share_to(begin_s) + share)
 
     def spent_s(self, energy_j: float) -> float:
         """When so much energy is used, at most the horizon."""
-        return min(self.time.end_s, _first_time(self.time.bounds_s, self._used_j, energy_j))
+        return min(self.road.end_s, _first_time(self.road.bounds_s, self._used_j, energy_j))
+
+
+def _first_time(bounds_s: Floats, done: Floats, wanted: float) -> float:
+    """The first moment at which a quantity that never falls reaches what is wanted; inf where it does not."""
+    at = int(np.searchsorted(done, wanted, "left"))
+    if at == len(done):
+        return math.inf
+    if at == 0:
+        return float(bounds_s[0])
+    part = (wanted - done[at - 1]) / (done[at] - done[at - 1])
+    return float(bounds_s[at - 1] + part * (bounds_s[at] - bounds_s[at - 1]))
 
 
 def _lowest_price(road: _Road, prices: list[float], share: float, energy_j: float) -> tuple[_Course, _Course] | None:
@@ -262,7 +202,7 @@ def _lowest_price(road: _Road, prices: list[float], share: float, energy_j: floa
 
     def suffices(price: float) -> bool:
         course = _Course(road, price)
-        end_s = course.finish_s(share)
+        end_s = course.finish_s(share, road.begin_s)
         return math.isfinite(end_s) and course.energy_to_j(end_s) <= energy_j
 
     # Not halving alone: beyond some price the training takes so long that it uses more energy again.
@@ -277,8 +217,7 @@ def _lowest_price(road: _Road, prices: list[float], share: float, energy_j: floa
 
 def _switch_s(faster: _Course, thriftier: _Course, share: float, energy_j: float) -> float:
     """Until when the course that uses too much can be followed."""
-    low_s = float(faster.time.bounds_s[0])
-    high_s = thriftier.finish_s(share)
+    low_s, high_s = faster.road.begin_s, thriftier.finish_s(share, faster.road.begin_s)
     for _ in range(_HALVINGS):
         middle_s = (low_s + high_s) / 2
         end_s = thriftier.finish_s(share - faster.share_to(middle_s), middle_s)
@@ -287,38 +226,25 @@ def _switch_s(faster: _Course, thriftier: _Course, share: float, energy_j: float
     return low_s
 
 
-def _first_time(bounds_s: Floats, done: Floats, wanted: float) -> float:
-    """The first moment at which a quantity that never falls reaches what is wanted; inf where it does not."""
-    at = int(np.searchsorted(done, wanted, "left"))
-    if at == len(done):
-        return math.inf
-    if at == 0:
-        return float(bounds_s[0])
-    part = (wanted - done[at - 1]) / (done[at] - done[at - 1])
-    return float(bounds_s[at - 1] + part * (bounds_s[at] - bounds_s[at - 1]))
-
-
-def _told(before: _Course, after: _Course, switch_s: float, finish_s: float, stop_s: float | None = None) -> Ahead:
+def _record(before: _Course, after: _Course, switch_s: float, finish_s: float, stop_s: float | None = None) -> Ahead:
     """One course until a moment and another from it on, as a record."""
-    time = before.time
-    end_s = min(finish_s, time.end_s) if stop_s is None else stop_s
+    road = before.road
+    end_s = min(finish_s, road.end_s) if stop_s is None else stop_s
     pieces: list[tuple[float, float, int | None]] = []
     energy_j = 0.0
-    lowest_w = float(time.levels_w[0])
-    for at, (begin_s, until_s) in enumerate(pairwise(time.bounds_s.tolist())):
+    for at, (begin_s, until_s) in enumerate(pairwise(road.bounds_s.tolist())):
         if begin_s >= end_s:
             break
-        lowest_w = min(lowest_w, float(time.levels_w[at]))
         for course, first_s, last_s in (
             (before, begin_s, min(until_s, switch_s, end_s)),
             (after, max(begin_s, switch_s), min(until_s, end_s)),
         ):
             if first_s < last_s:
                 place = int(course.place[at])
-                row = None if place == _PAUSE else int(course.rows.number[place])
-                energy_j += float(course.rows.power_of(course.place[at : at + 1])[0]) * (last_s - first_s)
+                row = None if place == _PAUSE else int(road.number[place])
+                energy_j += float(road.power_w[place]) * (last_s - first_s)
                 if pieces and pieces[-1][2] == row:
                     pieces[-1] = (pieces[-1][0], last_s, row)
                 else:
                     pieces.append((first_s, last_s, row))
-    return Ahead(tuple(pieces), finish_s, energy_j, lowest_w)
+    return Ahead(tuple(pieces), finish_s, energy_j)

@@ -7,11 +7,15 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
+from scipy.special import ndtri
 
 from underwatt.budget import Budget  # noqa: TC001 - the codec reads what a plan is made of
 from underwatt.errors import BudgetError, InputError
 from underwatt.planning.problem import BOUND_SLACK, Goal, Outlook, rows_of
+from underwatt.predict.base import FEWEST, by_setting, take_rows
 from underwatt.predict.design import fits_memory
+from underwatt.predict.fewshot import FewShot
+from underwatt.records import Prediction
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -19,92 +23,16 @@ if TYPE_CHECKING:
     from numpy.typing import ArrayLike, NDArray
 
     from underwatt.planning.problem import Problem
-    from underwatt.records import Measurement, Prediction, Setting
+    from underwatt.predict.base import Predictor
+    from underwatt.records import Measurement, Profile, Setting
 
-
-# The settings that no other setting beats in time, power and energy at once.
-
-
-def front(time_s: ArrayLike, power_w: ArrayLike) -> NDArray[np.intp]:
-    """Rows on the Pareto front, the fastest first.
-
-    Energy is time × power: a setting that another beats in both is beaten in energy too, so the front of time and
-    power is the front of all three. Rows without a finite time or power are never on it; of equal rows one is.
-    """
-    time, power = np.asarray(time_s, dtype=float), np.asarray(power_w, dtype=float)
-    known = np.flatnonzero(np.isfinite(time) & np.isfinite(power))
-    order = known[np.lexsort((power[known], time[known]))]
-    lowest_before = np.concatenate([[np.inf], np.minimum.accumulate(power[order])[:-1]])
-    return np.asarray(order[power[order] < lowest_before]) if len(order) else order
-
-
-# Candidates that were measured count as measured: what was read replaces what was predicted.
-
+RISK = 0.05
+INTERVAL = 0.9
 # A setting measured once is known about this well, in log units, where its own interval was not recorded.
 READING_STD = 0.005
 LEAST_STD = 1e-4
 # Whether a measured setting keeps the watts is no matter of chance: its interval is in what it is taken to draw.
 MEASURED_STD = 1e-10
-
-
-def outlook_as_known(
-    problem: Problem, prediction: Prediction, measurements: Sequence[Measurement]
-) -> tuple[Outlook, NDArray[np.bool_]]:
-    """The outlook with measured candidates as they were measured, and which those are.
-
-    Repeats count with their mean, except for the watts that the budget bounds: there the highest counts, its interval
-    included.
-    """
-    columns = {name: np.array(getattr(prediction, name)) for name in prediction.__dataclass_fields__}
-    measured = np.zeros(len(problem), dtype=bool)
-    highest_w: list[tuple[NDArray[np.intp], float]] = []
-    for setting, same in _repeats(measurements).items():
-        rows = rows_of(problem.candidates, setting)
-        measured[rows] = True
-        for name in ("step_s", "power_w"):
-            columns[f"log_{name}"][rows] = np.log([getattr(m, name) for m in same]).mean()
-            columns[f"log_{name}_std"][rows] = _std(same, name)
-        if problem.budget.power_w is not None:
-            highest_w.append((rows, max(problem.budget.drawn_w(m) for m in same)))
-    outlook = Outlook.without_pauses(problem, replace(prediction, **columns), measurements)
-    log_drawn_w, drawn_std = np.array(outlook.log_drawn_w), np.array(outlook.drawn_std)
-    for rows, drawn_w in highest_w:
-        log_drawn_w[rows], drawn_std[rows] = math.log(drawn_w), MEASURED_STD
-    return replace(outlook, log_drawn_w=log_drawn_w, drawn_std=drawn_std).with_pauses(problem), measured
-
-
-def without_repeats(measurements: Sequence[Measurement]) -> tuple[Measurement, ...]:
-    """One measurement a setting, in the order of the first: usable repeats become their mean."""
-    return tuple(
-        same[0]
-        if len(same) == 1
-        else replace(
-            same[0],
-            step_s=sum(m.step_s for m in same) / len(same),
-            power_w=sum(m.power_w for m in same) / len(same),
-            peak_w=max(m.peak_w for m in same),
-        )
-        for same in _repeats(measurements).values()
-    )
-
-
-def _repeats(measurements: Sequence[Measurement]) -> dict[Setting, list[Measurement]]:
-    repeats: dict[Setting, list[Measurement]] = {}
-    for measurement in measurements:
-        if measurement.usable:
-            repeats.setdefault(measurement.setting, []).append(measurement)
-    return repeats
-
-
-def _std(same: Sequence[Measurement], name: str) -> float:
-    widths = [getattr(m, f"{name}_ci95") / 1.96 / getattr(m, name) for m in same]
-    known = [width for width in widths if math.isfinite(width)]
-    once = math.sqrt(sum(width**2 for width in known) / len(known)) if known else READING_STD
-    return max(once / math.sqrt(len(same)), LEAST_STD)
-
-
-RISK = 0.05
-INTERVAL = 0.9
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,6 +73,30 @@ class Plan:
     def setting(self) -> Setting:
         """Power mode and batch size to train with."""
         return self.chosen.setting
+
+
+def forecast(
+    problem: Problem,
+    measurements: Sequence[Measurement],
+    references: Sequence[Profile] = (),
+    predictor: Predictor | None = None,
+) -> tuple[Problem, Prediction]:
+    """Predictions for the candidates, by our own predictor where none is given, and the problem they are for.
+
+    That problem has fewer candidates where there are too few measurements to predict from (then only the measured ones
+    are left), or where the predictor cannot answer for all of them.
+    """
+    repeats = by_setting(measurements)
+    if len(repeats) < FEWEST:
+        rows = [rows_of(problem.candidates, setting) for setting in repeats]
+        part = problem.take(np.sort(np.concatenate(rows)))
+        unknown = np.full(len(part), np.nan)  # planning puts what was measured in its place
+        return part, Prediction(unknown, unknown, unknown, unknown)
+    fitted = (predictor or FewShot()).fit(measurements, references)
+    knows = getattr(fitted, "knows", None)
+    if knows is not None:
+        problem = problem.take(np.flatnonzero(knows(problem.candidates)))
+    return problem, fitted.predict(problem.candidates)
 
 
 def choose_setting(
@@ -197,39 +149,31 @@ class _Table:
         problem, outlook = self.problem, self.outlook
         score, _ = outlook.log_score(problem.goal)
         row = int(np.argmin(np.where(allowed, score, np.inf)))
-        describe = _Describer(problem, outlook, self.chance, self.measured)
         rows = front(np.where(self.runs, outlook.log_time_s, np.inf), outlook.log_power_w)
+        faster = rows[outlook.log_time_s[rows] < outlook.log_time_s[row]][-1:]
+        thriftier = rows[outlook.log_power_w[rows] < outlook.log_power_w[row]][:1]
+        chosen = self.expect(row)
         return Plan(
-            chosen=describe(row),
+            chosen=chosen,
             budget=problem.budget,
             goal=problem.goal,
             risk=risk,
-            faster=_describe_first(describe, rows[::-1], outlook.log_time_s < outlook.log_time_s[row]),
-            thriftier=_describe_first(describe, rows, outlook.log_power_w < outlook.log_power_w[row]),
-            front=tuple(describe(int(at)) for at in rows),
-            reason=_reason(problem, describe(row), int(allowed.sum()), how),
+            faster=self.expect(int(faster[0])) if len(faster) else None,
+            thriftier=self.expect(int(thriftier[0])) if len(thriftier) else None,
+            front=tuple(self.expect(at) for at in rows.tolist()),
+            reason=_reason(problem, chosen, int(allowed.sum()), how),
         )
 
-
-class _Describer:
-    """Rows as records."""
-
-    def __init__(
-        self, problem: Problem, outlook: Outlook, chance: NDArray[np.float64], measured: NDArray[np.bool_]
-    ) -> None:
-        self._problem, self._chance, self._measured = problem, chance, measured
-        self._time = outlook.log_time_s, outlook.log_median_time_s, outlook.time_std
-        self._power = outlook.log_power_w, outlook.log_power_w, outlook.power_std
-        self._energy = outlook.log_energy_j, outlook.log_median_energy_j, outlook.energy_std
-
-    def __call__(self, row: int) -> Expectation:
+    def expect(self, row: int) -> Expectation:
+        """A candidate as a record."""
+        one = take_rows(self.outlook, slice(row, row + 1))
         return Expectation(
-            setting=self._problem.candidates[row],
-            time_s=_interval(*(column[row] for column in self._time)),
-            power_w=_interval(*(column[row] for column in self._power)),
-            energy_j=_interval(*(column[row] for column in self._energy)),
-            chance_over=float(1 - self._chance[row]),
-            measured=bool(self._measured[row]),
+            setting=self.problem.candidates[row],
+            time_s=_interval(one.log_time_s[0], one.log_median_time_s[0], one.time_std[0]),
+            power_w=_interval(one.log_power_w[0], one.log_power_w[0], one.power_std[0]),
+            energy_j=_interval(one.log_energy_j[0], one.log_median_energy_j[0], one.energy_std[0]),
+            chance_over=float(1 - self.chance[row]),
+            measured=bool(self.measured[row]),
         )
 
 
@@ -238,9 +182,55 @@ def _interval(log_expected: float, log_median: float, std: float) -> Interval:
     return Interval(math.exp(log_expected), math.exp(log_median - reach), math.exp(log_median + reach))
 
 
-def _describe_first(describe: _Describer, rows: NDArray[np.intp], where: NDArray[np.bool_]) -> Expectation | None:
-    matching = rows[where[rows]]
-    return describe(int(matching[0])) if len(matching) else None
+def quantile(probability: float) -> float:
+    """The value that a standard normal variable stays below with this probability."""
+    return float(ndtri(probability))
+
+
+def front(time_s: ArrayLike, power_w: ArrayLike) -> NDArray[np.intp]:
+    """Rows on the Pareto front, the fastest first.
+
+    Energy is time × power: a setting that another beats in both is beaten in energy too, so the front of time and
+    power is the front of all three. Rows without a finite time or power are never on it; of equal rows one is.
+    """
+    time, power = np.asarray(time_s, dtype=float), np.asarray(power_w, dtype=float)
+    known = np.flatnonzero(np.isfinite(time) & np.isfinite(power))
+    order = known[np.lexsort((power[known], time[known]))]
+    lowest_before = np.concatenate([[np.inf], np.minimum.accumulate(power[order])[:-1]])
+    return np.asarray(order[power[order] < lowest_before]) if len(order) else order
+
+
+def outlook_as_known(
+    problem: Problem, prediction: Prediction, measurements: Sequence[Measurement]
+) -> tuple[Outlook, NDArray[np.bool_]]:
+    """The outlook with measured candidates as they were measured, and which those are.
+
+    Repeats count with their mean, except for the watts that the budget bounds: there the highest counts, its interval
+    included.
+    """
+    columns = {name: np.array(getattr(prediction, name)) for name in prediction.__dataclass_fields__}
+    measured = np.zeros(len(problem), dtype=bool)
+    highest_w: list[tuple[NDArray[np.intp], float]] = []
+    for setting, same in by_setting(measurements).items():
+        rows = rows_of(problem.candidates, setting)
+        measured[rows] = True
+        for name in ("step_s", "power_w"):
+            columns[f"log_{name}"][rows] = np.log([getattr(m, name) for m in same]).mean()
+            columns[f"log_{name}_std"][rows] = _std(same, name)
+        if problem.budget.power_w is not None:
+            highest_w.append((rows, max(problem.budget.drawn_w(m) for m in same)))
+    outlook = Outlook.without_pauses(problem, replace(prediction, **columns), measurements)
+    log_drawn_w, drawn_std = np.array(outlook.log_drawn_w), np.array(outlook.drawn_std)
+    for rows, drawn_w in highest_w:
+        log_drawn_w[rows], drawn_std[rows] = math.log(drawn_w), MEASURED_STD
+    return replace(outlook, log_drawn_w=log_drawn_w, drawn_std=drawn_std).with_pauses(problem), measured
+
+
+def _std(same: Sequence[Measurement], name: str) -> float:
+    widths = [getattr(m, f"{name}_ci95") / 1.96 / getattr(m, name) for m in same]
+    known = [width for width in widths if math.isfinite(width)]
+    once = math.sqrt(sum(width**2 for width in known) / len(known)) if known else READING_STD
+    return max(once / math.sqrt(len(same)), LEAST_STD)
 
 
 def _infeasible(table: _Table, risk: float) -> BudgetError:
@@ -281,10 +271,3 @@ def _reason(problem: Problem, chosen: Expectation, allowed: int, how: str) -> st
     known = "it was measured" if chosen.measured else f"its own risk is {100 * chosen.chance_over:.1f}%"
     among = f"of the {allowed:,} (of {len(problem):,}) settings that keep {problem.budget} {how}"
     return f"{chosen.setting} {aim} {among}; {known}."
-
-
-def quantile(probability: float) -> float:
-    """The value that a standard normal variable stays below with this probability."""
-    from scipy.special import ndtri
-
-    return float(ndtri(probability))

@@ -9,41 +9,37 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 from enum import Enum
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import numpy as np
+from scipy.special import ndtr
 
 from underwatt.budget import Budget, Watts
 from underwatt.errors import InputError
 
 if TYPE_CHECKING:
-    from numpy.typing import ArrayLike, NDArray
-
-    Floats = NDArray[np.float64]
     from collections.abc import Sequence
 
-    from numpy.typing import NDArray
+    from numpy.typing import ArrayLike, NDArray
 
-    from underwatt.predict.base import SettingArray
+    from underwatt.convergence.curve import SamplesToTarget
+    from underwatt.predict.base import Floats, SettingArray
     from underwatt.records import Measurement, Prediction, Setting
-
-
-# Pauses between steps: the knob that needs no privilege, with its true cost in time.
-#
-# A device that draws P while it trains and I while it waits draws any mean B between them if it trains for the share
-# (B − I) / (P − I) of the time. So a setting that draws more than the budget is not out of the question: it only takes
-# longer. The budget's watts must be a mean, over a window that holds several steps.
 
 # Where a budget names no window, its mean is kept over this long.
 DEFAULT_WINDOW_S = 5.0
-# What one step draws beyond the budget must be a small share of what the window allows, or its mean would swing.
+# Chosen with benchmarks/hold.py: what one step draws beyond the budget must be a small share of what the window
+# allows, or its mean would swing.
 LARGEST_SWING = 0.012
 # Waiting for more than this share of the time is no way to train.
 LEAST_BUSY = 0.05
+PAUSED_STD = 1e-10  # of log watts that pauses keep at the budget, which they do
+# What meets a bound exactly keeps it: far below what any sensor tells, far above how logs round and MEASURED_STD.
+BOUND_SLACK = 1e-9
 
 
 def allows_pauses(budget: Budget) -> bool:
-    """Whether a budget can be kept by pausing: mean watts can, peak watts cannot."""
+    """Whether a budget can be kept by pausing between steps: mean watts can, peak watts cannot."""
     return budget.power_w is not None and budget.watts is Watts.MEAN
 
 
@@ -55,16 +51,15 @@ def can_pause(power_w: ArrayLike, step_s: ArrayLike, budget: Budget) -> NDArray[
 
 
 def busy_share(power_w: ArrayLike, idle_w: float, budget_w: float) -> Floats:
-    """The share of the time that may be spent in steps which draw ``power_w``; 0 where waiting alone draws too much."""
+    """The duty cycle that keeps a mean: the share of the time that may be spent in steps which draw ``power_w``.
+
+    A device that draws P in steps and I in pauses draws any mean B between them at the duty cycle (B − I) / (P − I):
+    a setting that draws more than the budget only takes longer. 0 where waiting alone draws too much.
+    """
     power = np.asarray(power_w, dtype=float)
     above = np.maximum(power - idle_w, 1e-12)
     share = np.where(power <= budget_w, 1.0, (budget_w - idle_w) / above)
     return np.asarray(np.clip(share, 0.0, 1.0))
-
-
-PAUSED_STD = 1e-10  # of log watts that pauses keep at the budget, which they do
-# What meets a bound exactly keeps it: far below what any sensor tells, far above how logs round and MEASURED_STD.
-BOUND_SLACK = 1e-9
 
 
 class Goal(str, Enum):
@@ -72,14 +67,6 @@ class Goal(str, Enum):
 
     SOONEST = "soonest"
     LEAST_ENERGY = "least energy"
-
-
-class SamplesToTarget(Protocol):
-    """Samples to the target by batch size, such as a ``ConvergenceCurve``."""
-
-    def predict(self, batch_sizes: Sequence[int]) -> tuple[Floats, Floats]:
-        """Mean and standard deviation of the log of the samples; inf where the target is never reached."""
-        ...
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -111,17 +98,15 @@ class Problem:
         if not len(candidates):
             raise InputError("There is no setting to choose from.", hint="Offer at least one mode and batch size.")
         sizes, back = np.unique(candidates.batch_size, return_inverse=True)
-        if convergence is None:
-            mean, std = np.zeros(len(sizes)), np.zeros(len(sizes))
-        else:
+        mean = std = np.zeros(len(sizes))
+        if convergence is not None:
             mean, std = convergence.predict([int(size) for size in sizes])
         if not np.any(np.isfinite(mean)):
             raise InputError(
                 "The target is not reached at any of the batch sizes to choose from.",
                 hint="Offer other batch sizes, or choose an easier target.",
             )
-        back = back.ravel()
-        samples, spread = np.asarray(mean)[back], np.asarray(std)[back]
+        samples, spread = (np.asarray(values)[back.ravel()] for values in (mean, std))
         return cls(candidates, samples, spread, budget, goal, idle_w, to_target=convergence is not None)
 
     def __len__(self) -> int:
@@ -129,10 +114,19 @@ class Problem:
 
     def take(self, rows: NDArray[np.intp]) -> Problem:
         """The problem of choosing among some of the candidates."""
-        some = self.candidates.take(rows)
-        return replace(
-            self, candidates=some, log_samples=self.log_samples[rows], log_samples_std=self.log_samples_std[rows]
-        )
+        samples, std = self.log_samples[rows], self.log_samples_std[rows]
+        return replace(self, candidates=self.candidates.take(rows), log_samples=samples, log_samples_std=std)
+
+    @property
+    def log_steps(self) -> Floats:
+        """Log of the expected steps to the target; inf where it is never reached."""
+        return self.log_steps_at(slice(None))
+
+    def log_steps_at(self, rows: int | slice) -> Floats:
+        """The same of some candidates."""
+        # The mean of a log-normal: the risk of needing many more samples counts.
+        mean = self.log_samples[rows] + np.square(self.log_samples_std[rows]) / 2
+        return np.asarray(mean - np.log(self.candidates.batch_size[rows]))
 
     def busy_share(self, power_w: Floats, step_s: Floats) -> Floats:
         """How much of the time steps may take where pauses keep the budget; 1 where none are needed or possible."""
@@ -141,15 +135,6 @@ class Problem:
         share = busy_share(power_w, self.idle_w, self.budget.power_w)
         possible = can_pause(power_w, step_s, self.budget) & (share >= LEAST_BUSY)
         return np.where(possible, share, 1.0)
-
-    def log_steps_of(self, row: int) -> float:
-        """Log of the expected steps to the target of one candidate; inf where it is never reached."""
-        return float(_log_steps(self.log_samples[row], self.log_samples_std[row], self.candidates.batch_size[row]))
-
-    @property
-    def log_steps(self) -> Floats:
-        """Log of the expected steps to the target; inf where it is never reached."""
-        return _log_steps(self.log_samples, self.log_samples_std, self.candidates.batch_size)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -186,9 +171,7 @@ class Outlook:
         cls, problem: Problem, prediction: Prediction, measurements: Sequence[Measurement] = ()
     ) -> Outlook:
         """The outlook of steps that follow each other at once."""
-        margin, margin_std = 0.0, 0.0
-        if problem.budget.power_w is not None and problem.budget.watts is Watts.PEAK:
-            margin, margin_std = _peak_margin(problem.budget, measurements)
+        margin, margin_std = _peak_margin(problem.budget, measurements)
         return cls(
             log_time_s=prediction.log_step_s + problem.log_steps,
             log_power_w=prediction.log_power_w,
@@ -258,7 +241,7 @@ class Outlook:
         """How likely each candidate keeps every bound of the budget; zero where the target is never reached."""
         chance = np.where(np.isfinite(self.log_time_s), 1.0, 0.0)
         for bound in self.bounds(budget):
-            chance = chance * normal_cdf((math.log(bound.most) + BOUND_SLACK - bound.log_median) / bound.std)
+            chance = chance * ndtr((math.log(bound.most) + BOUND_SLACK - bound.log_median) / bound.std)
         return np.asarray(chance)
 
     def keeps(self, budget: Budget) -> NDArray[np.bool_]:
@@ -281,7 +264,7 @@ class Outlook:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class Projection:
     """What a measured setting takes to the target, by its measured step time and power."""
 
     measurement: Measurement
@@ -294,12 +277,12 @@ class Outcome:
         return self.time_s if goal is Goal.SOONEST else self.energy_j
 
 
-def outcome(problem: Problem, row: int, measurement: Measurement) -> Outcome:
+def project(problem: Problem, row: int, measurement: Measurement) -> Projection:
     """A measured candidate, judged by the problem's samples to target and its budget."""
     budget = problem.budget
     drawn_w = budget.drawn_w(measurement) if budget.power_w is not None else measurement.power_w
     share = float(problem.busy_share(np.array([drawn_w]), np.array([measurement.step_s]))[0])
-    time_s = measurement.step_s * math.exp(problem.log_steps_of(row)) / share
+    time_s = measurement.step_s * math.exp(problem.log_steps_at(row)) / share
     energy_j = time_s * (measurement.power_w if share == 1 else budget.power_w or measurement.power_w)
     fits = (
         (share < 1 or budget.allows(measurement))
@@ -307,7 +290,7 @@ def outcome(problem: Problem, row: int, measurement: Measurement) -> Outcome:
         and (budget.deadline_s is None or time_s <= budget.deadline_s)
         and (budget.energy_j is None or energy_j <= budget.energy_j)
     )
-    return Outcome(measurement, time_s, energy_j, fits)
+    return Projection(measurement, time_s, energy_j, fits)
 
 
 def rows_of(candidates: SettingArray, setting: Setting) -> NDArray[np.intp]:
@@ -320,20 +303,10 @@ def rows_of(candidates: SettingArray, setting: Setting) -> NDArray[np.intp]:
     return rows
 
 
-def _log_steps(log_samples: Floats, std: Floats, batch_size: Floats) -> Floats:
-    # The mean of a log-normal: the risk of needing many more samples counts.
-    return np.asarray(log_samples + np.square(std) / 2 - np.log(batch_size))
-
-
-def normal_cdf(values: Floats) -> Floats:
-    """The chance that a standard normal variable is below each value."""
-    from scipy.special import ndtr
-
-    return np.asarray(ndtr(values), dtype=float)
-
-
 def _peak_margin(budget: Budget, measurements: Sequence[Measurement]) -> tuple[float, float]:
-    """How far the log of peak power lies above that of mean power, and its spread."""
+    """How far the log of the power that is bounded lies above that of mean power, and its spread."""
+    if budget.power_w is None or budget.watts is not Watts.PEAK:
+        return 0.0, 0.0
     usable = [m for m in measurements if m.usable]
     if not usable:
         raise InputError(

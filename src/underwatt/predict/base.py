@@ -1,34 +1,118 @@
-"""What a predictor is: fitted on measurements, it gives time and power of any setting, and how sure it is."""
+"""What a predictor is: fitted on measurements, it gives time and power of any setting, and how sure it is.
+
+Ours is found by the name "underwatt"; others through the entry point group ``underwatt.predictors``, where an entry
+point names a class, or a function, that takes no argument and gives a ``Predictor``.
+"""
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields
+from functools import partial
+from importlib.metadata import entry_points
+from pkgutil import resolve_name
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
 
 import numpy as np
+from numpy.typing import NDArray
 
-from underwatt.errors import InputError, PredictError
-from underwatt.records import KNOBS, PowerMode, Setting
+from underwatt.errors import InputError, PredictError, UnderwattError
+from underwatt.records import KNOBS, Measurement, PowerMode, Setting
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from numpy.typing import ArrayLike
 
-    from numpy.typing import ArrayLike, NDArray
+    from underwatt.records import Prediction, Profile
 
-    from underwatt.records import Measurement, Prediction, Profile
+Floats = NDArray[np.float64]
+Columns = TypeVar("Columns")
+
+ENTRY_POINT_GROUP = "underwatt.predictors"
+# By name, not imported: the core does not know the methods that it is compared with.
+OWN_PREDICTORS = {
+    "underwatt": "underwatt.predict.fewshot:FewShot",
+    "powertrain": "underwatt.rivals.predictors:PowerTrain",
+    "lookup": "underwatt.rivals.predictors:LookupTable",
+}
+# Fewer different settings say nothing about the others.
+FEWEST = 3
+# Repeats of one setting differ by some percent; a factor of two means that something else was running.
+MOST_REPEAT_RATIO = 2.0
+# Half the width of a 90% interval, in standard deviations.
+Z90 = 1.645
 
 
-# Settings as columns: a hundred thousand of them are arrays here, not objects.
+class FittedPredictor(Protocol):
+    """Answers for one workload on one device.
+
+    One that cannot answer for every setting says with a method ``knows(settings)``, one truth value each, for which.
+    """
+
+    def predict(self, settings: SettingArray) -> Prediction:
+        """Log time and log power of each setting, with the standard deviation of what a measurement would read.
+
+        Raises ``PredictError`` for settings of other knobs than it was fitted on.
+        """
+        ...
+
+
+class Predictor(Protocol):
+    """A way to predict. Fitting leaves it unchanged: the same inputs give the same answers.
+
+    One that is slow to understand references may also have ``prepare(candidates, references)``, which does that once
+    and returns a function that fits measurements of these candidates' knobs; see ``prepared``.
+    """
+
+    name: str
+
+    def fit(self, measurements: Sequence[Measurement], references: Sequence[Profile] = ()) -> FittedPredictor:
+        """Learn from measurements, and from profiles of other workloads or devices where the method can.
+
+        Raises ``PredictError`` for fewer than three different settings, values that cannot be, repeats that
+        contradict each other, and references that share no knob with the measurements.
+        """
+        ...
+
+
+Fit = Callable[[Sequence[Measurement]], FittedPredictor]
+
+
+def prepared(predictor: Predictor, candidates: SettingArray, references: Sequence[Profile] = ()) -> Fit:
+    """A function that fits measurements, for those who fit again and again to predict the same candidates."""
+    prepare = getattr(predictor, "prepare", None)
+    return partial(predictor.fit, references=references) if prepare is None else prepare(candidates, references)
+
+
+def predictor_names() -> list[str]:
+    """The names that a predictor may be chosen by; ours first."""
+    return [*OWN_PREDICTORS, *(point.name for point in entry_points(group=ENTRY_POINT_GROUP))]
+
+
+def load_predictor(name: str = "underwatt") -> Predictor:
+    """The predictor of that name; only this one is imported."""
+    if name in OWN_PREDICTORS:
+        return cast("Predictor", resolve_name(OWN_PREDICTORS[name])())
+    for point in entry_points(group=ENTRY_POINT_GROUP, name=name):
+        try:
+            return cast("Predictor", point.load()())
+        except UnderwattError:
+            raise
+        except Exception as exc:
+            raise PredictError(
+                f"The predictor {name!r} cannot be loaded from {point.value}: {exc}.",
+                hint="Repair or uninstall the package that it came with, or choose another predictor.",
+            ) from exc
+    raise PredictError(f"There is no predictor {name!r}.", hint=f"The predictors are {', '.join(predictor_names())}.")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SettingArray:
-    """Many settings: one row a setting, one column a knob in the order of ``knobs``, batch sizes beside them."""
+    """Settings as columns, for there may be a hundred thousand: one row a setting, one column a knob of ``knobs``."""
 
     knobs: tuple[str, ...]
-    values: NDArray[np.float64]
-    batch_size: NDArray[np.float64]
+    values: Floats
+    batch_size: Floats
 
     def __post_init__(self) -> None:
         if list(self.knobs) != [name for name in KNOBS if name in self.knobs]:
@@ -41,7 +125,7 @@ class SettingArray:
                 f"{len(self.batch_size)} settings of {len(self.knobs)} knobs cannot be a {self.values.shape} array.",
                 hint="Give one row a setting and one column a knob.",
             )
-        if not (_positive(self.values) and _positive(self.batch_size)):
+        if not all(np.all(np.isfinite(numbers) & (numbers > 0)) for numbers in (self.values, self.batch_size)):
             raise InputError("Every knob and batch size of a setting must be a positive number.")
 
     @classmethod
@@ -59,7 +143,7 @@ class SettingArray:
         return cls(knobs, values, np.array([setting.batch_size for setting in settings], dtype=float))
 
     @classmethod
-    def product(cls, knobs: tuple[str, ...], modes: NDArray[np.float64], batch_sizes: ArrayLike) -> SettingArray:
+    def product(cls, knobs: tuple[str, ...], modes: Floats, batch_sizes: ArrayLike) -> SettingArray:
         """Every mode (one row each, as ``ModeSpace.matrix`` gives them) at every batch size."""
         sizes = np.asarray(batch_sizes, dtype=float).ravel()
         values = np.repeat(np.asarray(modes, dtype=float), len(sizes), axis=0)
@@ -77,62 +161,23 @@ class SettingArray:
         """Some of the settings."""
         return SettingArray(self.knobs, self.values[rows], self.batch_size[rows])
 
-    def column(self, name: str) -> NDArray[np.float64] | None:
+    def column(self, name: str) -> Floats | None:
         """The values of one knob, or ``None`` where these settings have no such knob."""
         return self.values[:, self.knobs.index(name)] if name in self.knobs else None
 
-    def matrix(self) -> NDArray[np.float64]:
+    def matrix(self) -> Floats:
         """Knobs and, last, the batch size."""
         return np.column_stack([self.values, self.batch_size])
-
-
-def _positive(values: NDArray[np.float64]) -> bool:
-    return bool(np.all(np.isfinite(values) & (values > 0)))
-
-
-class FittedPredictor(Protocol):
-    """Answers for one workload on one device."""
-
-    def predict(self, settings: SettingArray) -> Prediction:
-        """Log time and log power of each setting, with the standard deviation of what a measurement would read.
-
-        Raises ``PredictError`` for settings of other knobs than it was fitted on.
-        """
-        ...
-
-
-class Predictor(Protocol):
-    """A way to predict. Fitting leaves it unchanged: the same inputs give the same answers."""
-
-    name: str
-
-    def fit(self, measurements: Sequence[Measurement], references: Sequence[Profile] = ()) -> FittedPredictor:
-        """Learn from measurements, and from profiles of other workloads or devices where the method can.
-
-        Raises ``PredictError`` for fewer than three different settings, values that cannot be, repeats that
-        contradict each other, and references that share no knob with the measurements.
-        """
-        ...
 
 
 def check_same_knobs(asked: SettingArray, fitted: tuple[str, ...]) -> None:
     """Refuse settings of other knobs than the measured ones: their effect was never seen."""
     if asked.knobs != fitted:
+        measured, wanted = (", ".join(knobs) or "no knob" for knobs in (fitted, asked.knobs))
         raise PredictError(
-            f"The measurements set {_names(fitted)}, but predictions are asked for {_names(asked.knobs)}.",
+            f"The measurements set {measured}, but predictions are asked for {wanted}.",
             hint="Ask for settings of the knobs that were measured, or measure settings of these knobs.",
         )
-
-
-def _names(knobs: tuple[str, ...]) -> str:
-    return ", ".join(knobs) or "no knob"
-
-
-# Measurements made ready for fitting: checked, in logs, as columns.
-
-FEWEST = 3
-# Repeats of one setting differ by some percent; a factor of two means that something else was running.
-MOST_REPEAT_RATIO = 2.0
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -140,8 +185,8 @@ class Observations:
     """What was measured, one row a measurement; a setting measured twice has two rows."""
 
     settings: SettingArray
-    log_step_s: NDArray[np.float64]
-    log_power_w: NDArray[np.float64]
+    log_step_s: Floats
+    log_power_w: Floats
 
     def __len__(self) -> int:
         return len(self.log_step_s)
@@ -159,7 +204,7 @@ class Observations:
         return Observations(self.settings.take(rows), self.log_step_s[rows], self.log_power_w[rows])
 
 
-def observe(measurements: Sequence[Measurement], *, whose: str = "the workload", fewest: int = FEWEST) -> Observations:
+def observe(measurements: Sequence[Measurement], *, whose: str = "the workload") -> Observations:
     """Check measurements and turn them into columns; those that ended without a time and a power are left out.
 
     Raises ``PredictError`` for nonsense. Repeats of a setting are kept as they are, each a reading with its own
@@ -177,28 +222,32 @@ def observe(measurements: Sequence[Measurement], *, whose: str = "the workload",
         settings = SettingArray.of([m.setting for m in usable])
     except InputError as exc:
         raise PredictError(exc.message, hint=exc.hint) from exc
-    distinct = {m.setting for m in usable}
-    if len(distinct) < fewest:
+    repeats = by_setting(usable)
+    if len(repeats) < FEWEST:
         raise PredictError(
-            f"Predicting {whose} needs at least {fewest} different measured settings, and there are {len(distinct)}.",
+            f"Predicting {whose} needs at least {FEWEST} different measured settings, and there are {len(repeats)}.",
             hint="Measure more settings; ten, spread out, are usually enough.",
         )
-    _check_repeats(usable)
-    return Observations(
-        settings,
-        np.log([m.step_s for m in usable]),
-        np.log([m.power_w for m in usable]),
-    )
-
-
-def _check_repeats(measurements: Sequence[Measurement]) -> None:
-    ranges: dict[Setting, list[float]] = {}
-    for m in measurements:
-        r = ranges.setdefault(m.setting, [m.step_s, m.step_s, m.power_w, m.power_w])
-        ranges[m.setting] = [min(r[0], m.step_s), max(r[1], m.step_s), min(r[2], m.power_w), max(r[3], m.power_w)]
-    for setting, (fast, slow, low, high) in ranges.items():
+    for setting, same in repeats.items():
+        times, powers = [m.step_s for m in same], [m.power_w for m in same]
+        fast, slow, low, high = min(times), max(times), min(powers), max(powers)
         if slow > MOST_REPEAT_RATIO * fast or high > MOST_REPEAT_RATIO * low:
             raise PredictError(
                 f"Repeats of {setting} disagree: {fast:.4g} to {slow:.4g} s, {low:.4g} to {high:.4g} W.",
                 hint="Measure it again with nothing else running, and delete the wrong one.",
             )
+    return Observations(settings, np.log([m.step_s for m in usable]), np.log([m.power_w for m in usable]))
+
+
+def by_setting(measurements: Sequence[Measurement]) -> dict[Setting, list[Measurement]]:
+    """The usable measurements of each setting: its repeats."""
+    repeats: dict[Setting, list[Measurement]] = {}
+    for measurement in measurements:
+        if measurement.usable:
+            repeats.setdefault(measurement.setting, []).append(measurement)
+    return repeats
+
+
+def take_rows(record: Columns, rows: NDArray[np.intp] | slice) -> Columns:
+    """Some rows of a record whose fields are all columns."""
+    return type(record)(*(getattr(record, field.name)[rows] for field in fields(cast("Any", record))))

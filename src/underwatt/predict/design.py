@@ -1,4 +1,4 @@
-"""Which settings to measure: first the ones that tell most about all others, then the next most telling.
+"""Which settings to measure first: the ones that tell most about all others.
 
 Before anything is measured, the physics and what is believed of its constants already say how settings hang
 together. Settings are chosen one after the other, each the one that is expected to shrink the uncertainty of all
@@ -12,10 +12,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from underwatt.errors import PredictError
-from underwatt.predict.base import SettingArray
-from underwatt.predict.expert import ReferenceModel
-from underwatt.predict.gp import TYPICAL_POWER, TYPICAL_TIME, features, kernel
-from underwatt.predict.roofline import NAMES, Belief, Centre, Levels, evaluate
+from underwatt.predict.expert import TYPICAL, ReferenceModel, features, kernel
+from underwatt.predict.roofline import NAMES, Belief, Centre, evaluate, level_shift
 from underwatt.records import Status
 
 if TYPE_CHECKING:
@@ -23,12 +21,13 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from underwatt.predict.fewshot import FittedFewShot
+    from underwatt.predict.base import SettingArray
+    from underwatt.predict.roofline import Inputs
     from underwatt.records import Measurement, Profile
 
 # Settings are compared within a random pool of this size: enough to stand for the whole space, and fast.
 POOL = 400
-# A reference guides so many of the first settings.
+# Chosen with benchmarks/predict.py. A reference guides so many of the first settings.
 GUIDED = 10
 # How much a slow setting is shunned: 0 not at all, 1 in proportion to its step time. Slow settings tell a lot.
 THRIFT = 0.1
@@ -53,84 +52,38 @@ def first_settings(
     ``measurements`` only say what runs out of memory. The first reference, where there is one, says which part of
     the device usually sets the pace, and guides the first ten; the others are chosen as if it might be wrong.
     """
-    allowed = _allowed(candidates, fits_memory(candidates, measurements), count)
-    centre = Centre.of(candidates)
-    level = Levels(0.0, 0.0)
-    rng = np.random.default_rng(seed)
-    guided = np.empty(0, dtype=np.intp)
-    if references:
-        model = ReferenceModel.fit(references[0], centre, candidates.knobs, seed)
-        near = Belief.near(model.theta, model.levels, level, closeness=1.0)
-        guided = _choose(
-            candidates, allowed, min(count, GUIDED), centre, near.mean, near.cov, candidates.take(guided), rng
-        )
-        if len(guided) == count:
-            return guided
-    general = Belief.general(level)
-    rest = np.setdiff1d(allowed, guided)
-    known = candidates.take(guided)
-    others = _choose(candidates, rest, count - len(guided), centre, general.mean, general.cov, known, rng)
-    return np.concatenate([guided, others])
-
-
-def next_settings(
-    candidates: SettingArray,
-    count: int,
-    *,
-    measurements: Sequence[Measurement],
-    fitted: FittedFewShot,
-    seed: int = 0,
-) -> NDArray[np.intp]:
-    """Rows of ``candidates`` to measure next, given what was measured and the predictor fitted on it."""
-    measured = SettingArray.of([m.setting for m in measurements if m.usable])
-    fresh = fits_memory(candidates, measurements) & ~_among(candidates, measured)
-    allowed = _allowed(candidates, fresh, count)
-    expert = fitted.experts[int(np.argmax(fitted.weights.sum(axis=0)))]
-    rng = np.random.default_rng(seed)
-    return _choose(candidates, allowed, count, fitted.centre, expert.theta, expert.belief.cov, measured, rng)
-
-
-def _allowed(candidates: SettingArray, mask: NDArray[np.bool_], count: int) -> NDArray[np.intp]:
-    rows = np.flatnonzero(mask)
-    if count < 1 or len(rows) < count:
+    allowed = np.flatnonzero(fits_memory(candidates, measurements))
+    if count < 1 or len(allowed) < count:
         raise PredictError(
-            f"{count} settings to measure were asked for, and {len(rows)} of {len(candidates)} can be measured.",
+            f"{count} settings to measure were asked for, and {len(allowed)} of {len(candidates)} can be measured.",
             hint="Ask for fewer settings, or offer smaller batch sizes or more power modes.",
         )
-    return rows
+    centre, level = Centre.of(candidates), level_shift(0.0, 0.0)
+    rng = np.random.default_rng(seed)
+    beliefs = [(Belief.general(level), count)]
+    if references:
+        model = ReferenceModel.fit(references[0], centre, candidates.knobs, seed)
+        beliefs.insert(0, (Belief.near(model.constants, level, closeness=1.0), min(count, GUIDED)))
+    chosen = np.empty(0, dtype=np.intp)
+    for belief, until in beliefs:
+        wanted = until - len(chosen)
+        if wanted:
+            rest = np.setdiff1d(allowed, chosen)
+            pool = rest[rng.permutation(len(rest))[: max(POOL, wanted)]]
+            x = centre.inputs(candidates.take(np.concatenate([chosen, pool])))
+            chosen = np.concatenate([chosen, pool[_most_telling(x, len(chosen), wanted, belief)]])
+    return chosen
 
 
-def _among(candidates: SettingArray, measured: SettingArray) -> NDArray[np.bool_]:
-    known = {tuple(row) for row in measured.matrix().tolist()}
-    return np.array([tuple(row) in known for row in candidates.matrix().tolist()], dtype=bool)
-
-
-def _choose(
-    candidates: SettingArray,
-    allowed: NDArray[np.intp],
-    count: int,
-    centre: Centre,
-    theta: NDArray[np.float64],
-    cov: NDArray[np.float64],
-    measured: SettingArray,
-    rng: np.random.Generator,
-) -> NDArray[np.intp]:
-    rows = allowed[rng.permutation(len(allowed))[: max(POOL, count)]]
-    pool = candidates.take(rows)
-    known = len(measured)
-    pool = SettingArray(
-        pool.knobs,
-        np.concatenate([measured.values, pool.values]),
-        np.concatenate([measured.batch_size, pool.batch_size]),
-    )
-    x = centre.inputs(pool)
+def _most_telling(x: Inputs, known: int, count: int, belief: Belief) -> list[int]:
+    """Which of the settings that follow the first ``known`` ones, which will be measured anyway, tell most."""
     points = features(x)
-    quantities = evaluate(theta, x)
+    quantities = evaluate(belief.mean, x)
     cost = np.exp(THRIFT * (quantities[0].value - quantities[0].value.min()))
     uncertain = []
-    for dual, spread in zip(quantities, (TYPICAL_TIME, TYPICAL_POWER), strict=True):
+    for dual, spread in zip(quantities, TYPICAL, strict=True):
         slopes = dual.jacobian(NAMES, len(x))
-        prior = slopes @ cov @ slopes.T + spread.amplitude**2 * kernel(points, points, spread.stretch)
+        prior = slopes @ belief.cov @ slopes.T + spread.amplitude**2 * kernel(points, points, spread.stretch)
         uncertain.append((prior, spread))
 
     def measure(at: int) -> None:
@@ -138,17 +91,15 @@ def _choose(
             shared = now[:, at].copy()
             uncertain[where] = (now - np.outer(shared, shared) / (shared[at] + spread.noise**2), spread)
 
-    for at in range(known):
+    chosen = list(range(known))
+    for at in chosen:
         measure(at)
-    chosen: list[int] = []
-    for _ in range(count):
+    while len(chosen) < known + count:
         gain = np.zeros(len(x))
         for now, spread in uncertain:
             gain += (now**2).sum(axis=0) / (np.diag(now) + spread.noise**2) / spread.amplitude**2
         gain /= cost
-        gain[:known] = -1.0
-        gain[[known + at for at in chosen]] = -1.0
-        best = int(np.argmax(gain))
-        measure(best)
-        chosen.append(best - known)
-    return np.asarray(rows[chosen])
+        gain[chosen] = -1.0
+        chosen.append(int(np.argmax(gain)))
+        measure(chosen[-1])
+    return [at - known for at in chosen[known:]]

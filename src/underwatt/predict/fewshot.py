@@ -8,119 +8,67 @@ others, so that a reference that does not fit is ignored.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
+from scipy.special import erf
 
-from underwatt.predict.base import check_same_knobs, observe
+from underwatt.predict.base import Z90, check_same_knobs, observe
 from underwatt.predict.expert import Expert, ReferenceModel, lent_quirks
 from underwatt.predict.roofline import Centre
 from underwatt.records import Prediction
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Sequence
 
     from numpy.typing import NDArray
 
-    from underwatt.predict.base import SettingArray
+    from underwatt.predict.base import Floats, SettingArray
     from underwatt.records import Measurement, Profile
 
-
-# Honest intervals: widened or narrowed by how far readings lay off when predicted from the others.
-#
-# A model's own standard deviations hold as far as its noise is normal and alike everywhere. Real noise is neither: it
-# is small where the GPU sets the pace and large where loading does.
-
-# The interval that is to hold: this share of readings within so many standard deviations.
-SHARE, HALF_WIDTH = 0.9, 1.645
-# The model's own word counts as much as so many readings, so that ten readings move it little.
+# Chosen with benchmarks/predict.py, all but CHUNK and those with an underscore.
+# How close an expert keeps to its reference, relative to how much workloads usually differ.
+CLOSENESS = (0.4, 1.2)
+# Scores count as if there were at most so many measurements: with more, weighing should still not be all or nothing.
+MOST_COUNTED = 10
+# An expert that matters less than this is not asked.
+LEAST_WEIGHT = 0.01
+# How much less is known, in log units of time and of power, for each doubling of the batch size beyond those measured:
+# the linearised physics would be too sure there. Twice as much where one batch size says nothing about the slope.
+BEYOND_SEVERAL = (0.15, 0.05)
+BEYOND_ONE = (0.3, 0.1)
+# Intervals are to hold this share of readings. The model's own word counts as much as so many readings, so that ten
+# readings move it little.
+SHARE = 0.9
 OWN_WORD = 20.0
-FACTORS = np.linspace(0.3, 4.0, 371)
-
-
-def width_factor(errors: NDArray[np.float64], variance: NDArray[np.float64]) -> float:
-    """By how much to multiply standard deviations, given errors of left-out readings and their stated variances."""
-    from scipy.special import erf
-
-    off = np.abs(errors) / np.sqrt(variance) / HALF_WIDTH
-    held = (off[None] <= FACTORS[:, None]).sum(axis=1)
-    as_stated = erf(FACTORS * HALF_WIDTH / np.sqrt(2))
-    # One more reading than there are: the next one, which may lie further off than all of them.
-    share = (held + OWN_WORD * as_stated) / (len(off) + 1 + OWN_WORD)
-    enough = share >= SHARE
-    return float(FACTORS[np.argmax(enough)] if enough.any() else FACTORS[-1])
-
-
-# A higher clock is never slower: predicted times put in order along each knob.
-
+# Predicted so many settings at a time: small enough for the caches, large enough for the matrix products.
+CHUNK = 8192
+_FACTORS = np.linspace(0.3, 4.0, 371)
 # Larger than any difference of log times, so that runs of one knob do not mix when scanned together.
 _APART = 100.0
 _MOST_PASSES = 10
 
 
-def never_slower(log_step_s: NDArray[np.float64], settings: SettingArray) -> NDArray[np.float64]:
-    """The nearest times that do not rise where one knob is raised and the rest stays.
+class FewShot:
+    """Physics, references as prior, and a Gaussian process; deterministic for a seed."""
 
-    Midway between the two extreme corrections (lower every later time, raise every earlier one), so that it favours
-    neither. Holds among the settings asked about together.
-    """
-    runs = _runs(settings)
-    return np.asarray((_scan(log_step_s, runs, lower=True) + _scan(log_step_s, runs, lower=False)) / 2)
+    name = "underwatt"
 
+    def __init__(self, *, seed: int = 0) -> None:
+        self._seed = seed
 
-def _runs(settings: SettingArray) -> list[tuple[NDArray[np.intp], NDArray[np.float64]]]:
-    """For each knob: the rows sorted so that settings equal in all else lie together, ascending; and their run."""
-    codes = []
-    for column in settings.matrix().T:
-        values, code = np.unique(column, return_inverse=True)
-        codes.append((code.ravel().astype(np.int64), len(values)))
-    runs: list[tuple[NDArray[np.intp], NDArray[np.float64]]] = []
-    for at in range(len(settings.knobs)):
-        code, count = codes[at]
-        if count == 1:
-            continue
-        rest = np.zeros(len(settings), dtype=np.int64)
-        for other, (other_code, other_count) in enumerate(codes):
-            if other != at:
-                # Renumbered after each column, so that the product of the counts cannot overflow.
-                rest = rest * other_count + other_code
-                if rest.max(initial=0) > 2**40:
-                    rest = np.unique(rest, return_inverse=True)[1].ravel().astype(np.int64)
-        order = np.argsort(rest * count + code, kind="stable")
-        _, run = np.unique(rest[order], return_inverse=True)
-        runs.append((order, _APART * run.ravel().astype(np.float64)))
-    return runs
+    def fit(self, measurements: Sequence[Measurement], references: Sequence[Profile] = ()) -> FittedFewShot:
+        """Learn from at least three measured settings and any number of references."""
+        return self.prepare(observe(measurements).settings, references)(measurements)
 
-
-def _scan(
-    log_step_s: NDArray[np.float64], runs: list[tuple[NDArray[np.intp], NDArray[np.float64]]], *, lower: bool
-) -> NDArray[np.float64]:
-    out: NDArray[np.float64] = np.array(log_step_s)
-    for _ in range(_MOST_PASSES):
-        before = out.copy()
-        for order, run in runs:
-            ordered = out[order]
-            if lower:
-                out[order] = np.minimum.accumulate(ordered - run) + run
-            else:
-                out[order] = np.maximum.accumulate((ordered - run)[::-1])[::-1] + run
-        if np.allclose(out, before, rtol=0, atol=1e-9):
-            break
-    return out
-
-
-# How close an expert keeps to its reference, relative to how much workloads usually differ.
-CLOSENESS = (0.4, 1.2)
-# Scores count as if there were at most so many measurements: with more, weighing should still not be all or nothing.
-MOST_COUNTED = 10
-# Predicted so many settings at a time: small enough for the caches, large enough for the matrix products.
-CHUNK = 8192
-# How much less is known, in log units of time and of power, for each doubling of the batch size beyond those measured:
-# the linearised physics would be too sure there. Twice as much where one batch size says nothing about the slope.
-BEYOND_SEVERAL = (0.15, 0.05)
-BEYOND_ONE = (0.3, 0.1)
-# An expert that matters less than this is not asked.
-LEAST_WEIGHT = 0.01
+    def prepare(
+        self, candidates: SettingArray, references: Sequence[Profile] = ()
+    ) -> Callable[[Sequence[Measurement]], FittedFewShot]:
+        """Understand the references once, around these settings: fitting again and again is quick from there."""
+        centre = Centre.of(candidates)
+        models = [ReferenceModel.fit(profile, centre, candidates.knobs, self._seed) for profile in references]
+        return partial(FittedFewShot.of, candidates.knobs, centre, models)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -130,9 +78,33 @@ class FittedFewShot:
     knobs: tuple[str, ...]
     centre: Centre
     experts: tuple[Expert, ...]
-    weights: NDArray[np.float64]
-    widths: NDArray[np.float64]
+    weights: Floats
+    widths: Floats
     batch_sizes: tuple[float, float]  # the smallest and the largest that were measured
+
+    @classmethod
+    def of(
+        cls,
+        knobs: tuple[str, ...],
+        centre: Centre,
+        references: Sequence[ReferenceModel],
+        measurements: Sequence[Measurement],
+    ) -> FittedFewShot:
+        """Ask every expert about the measurements, and keep those that matter."""
+        seen = observe(measurements).merged()
+        check_same_knobs(seen.settings, knobs)
+        experts = [Expert.fit(seen, centre)]
+        for reference in references:
+            experts += [Expert.fit(seen, centre, reference, closeness) for closeness in CLOSENESS]
+        scores = min(len(seen), MOST_COUNTED) * np.array([expert.score for expert in experts]).T
+        weights = np.exp(scores - scores.max(axis=1, keepdims=True))
+        weights /= weights.sum(axis=1, keepdims=True)
+        kept = weights.max(axis=0) >= LEAST_WEIGHT
+        weights = weights[:, kept] / weights[:, kept].sum(axis=1, keepdims=True)
+        experts = [expert for expert, keep in zip(experts, kept, strict=True) if keep]
+        sizes = seen.settings.batch_size
+        widths = _widths(experts, weights)
+        return cls(knobs, centre, tuple(experts), weights, widths, (float(sizes.min()), float(sizes.max())))
 
     def predict(self, settings: SettingArray) -> Prediction:
         """Log time and log power of each setting; among these settings, a higher clock is never slower."""
@@ -148,84 +120,68 @@ class FittedFewShot:
                 mean[:, part] += weight[:, None] * expert_mean
                 square[:, part] += weight[:, None] * (expert_variance + expert_mean**2)
         std = self.widths[:, None] * np.sqrt(np.maximum(square - mean**2, 1e-8))
-        std = np.hypot(std, self._beyond(settings.batch_size))
+        low, high = self.batch_sizes
+        octaves = np.maximum(0.0, np.maximum(np.log2(settings.batch_size / high), np.log2(low / settings.batch_size)))
+        std = np.hypot(std, np.outer(BEYOND_ONE if low == high else BEYOND_SEVERAL, octaves))
         return Prediction(never_slower(mean[0], settings), std[0], mean[1], std[1])
 
-    def _beyond(self, batch_size: NDArray[np.float64]) -> NDArray[np.float64]:
-        """What is not known about batch sizes outside those that were measured, for time (row 0) and power (row 1)."""
-        low, high = self.batch_sizes
-        octaves = np.maximum(0.0, np.maximum(np.log2(batch_size / high), np.log2(low / batch_size)))
-        per_octave = BEYOND_ONE if low == high else BEYOND_SEVERAL
-        return np.outer(per_octave, octaves)
 
-    def reference_weights(self) -> Mapping[str, tuple[float, float]]:
-        """How much each reference (and none) contributes to the predicted time and power."""
-        total: dict[str, tuple[float, float]] = {}
-        for expert, weight in zip(self.experts, self.weights.T, strict=True):
-            time, power = total.get(expert.name, (0.0, 0.0))
-            total[expert.name] = (time + float(weight[0]), power + float(weight[1]))
-        return total
-
-
-class FewShot:
-    """Physics, references as prior, and a Gaussian process; deterministic for a seed."""
-
-    name = "underwatt"
-
-    def __init__(self, *, seed: int = 0) -> None:
-        self._seed = seed
-
-    def fit(self, measurements: Sequence[Measurement], references: Sequence[Profile] = ()) -> FittedFewShot:
-        """Learn from at least three measured settings and any number of references."""
-        return self.prepare(observe(measurements).settings, references).fit(measurements)
-
-    def prepare(self, candidates: SettingArray, references: Sequence[Profile] = ()) -> PreparedFewShot:
-        """Understand the references once, around these settings: fitting again and again is quick from there."""
-        centre = Centre.of(candidates)
-        models = [ReferenceModel.fit(profile, centre, candidates.knobs, self._seed) for profile in references]
-        return PreparedFewShot(candidates.knobs, centre, tuple(models))
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class PreparedFewShot:
-    """References understood around the settings that will be asked about; only measurements are missing."""
-
-    knobs: tuple[str, ...]
-    centre: Centre
-    references: tuple[ReferenceModel, ...]
-
-    def fit(self, measurements: Sequence[Measurement]) -> FittedFewShot:
-        """Learn from at least three measured settings."""
-        seen = observe(measurements).merged()
-        check_same_knobs(seen.settings, self.knobs)
-        experts = [Expert.fit(seen, self.centre)]
-        for reference in self.references:
-            experts += [Expert.fit(seen, self.centre, reference, closeness) for closeness in CLOSENESS]
-        scores = min(len(seen), MOST_COUNTED) * np.array([expert.score for expert in experts]).T
-        weights = _shares(scores)
-        kept = weights.max(axis=0) >= LEAST_WEIGHT
-        weights = weights[:, kept] / weights[:, kept].sum(axis=1, keepdims=True)
-        experts = [expert for expert, keep in zip(experts, kept, strict=True) if keep]
-        sizes = seen.settings.batch_size
-        return FittedFewShot(
-            self.knobs,
-            self.centre,
-            tuple(experts),
-            weights,
-            _widths(experts, weights),
-            (float(sizes.min()), float(sizes.max())),
-        )
-
-
-def _shares(scores: NDArray[np.float64]) -> NDArray[np.float64]:
-    shares = np.exp(scores - scores.max(axis=1, keepdims=True))
-    return np.asarray(shares / shares.sum(axis=1, keepdims=True))
-
-
-def _widths(experts: Sequence[Expert], weights: NDArray[np.float64]) -> NDArray[np.float64]:
+def _widths(experts: Sequence[Expert], weights: Floats) -> Floats:
     errors = np.stack([expert.left_out for expert in experts], axis=1)
     variances = np.stack([expert.left_out_variance for expert in experts], axis=1)
     shares = weights[:, :, None]
     error = (shares * errors).sum(axis=1)
     variance = (shares * (variances + errors**2)).sum(axis=1) - error**2
     return np.array([width_factor(*quantity) for quantity in zip(error, variance, strict=True)])
+
+
+def width_factor(errors: Floats, variance: Floats) -> float:
+    """By how much to multiply standard deviations, given errors of left-out readings and their stated variances.
+
+    A model's own standard deviations hold as far as its noise is normal and alike everywhere. Real noise is neither:
+    it is small where the GPU sets the pace and large where loading does.
+    """
+    off = np.abs(errors) / np.sqrt(variance) / Z90
+    held = (off[None] <= _FACTORS[:, None]).sum(axis=1)
+    as_stated = erf(_FACTORS * Z90 / np.sqrt(2))
+    # One more reading than there are: the next one, which may lie further off than all of them.
+    share = (held + OWN_WORD * as_stated) / (len(off) + 1 + OWN_WORD)
+    enough = share >= SHARE
+    return float(_FACTORS[np.argmax(enough)] if enough.any() else _FACTORS[-1])
+
+
+def never_slower(log_step_s: Floats, settings: SettingArray) -> Floats:
+    """The nearest times that do not rise where one knob is raised and the rest stays.
+
+    Midway between the two extreme corrections (lower every later time, raise every earlier one), so that it favours
+    neither. Holds among the settings asked about together.
+    """
+    runs = _runs(settings)
+    return np.asarray((_scan(log_step_s, runs, lower=True) + _scan(log_step_s, runs, lower=False)) / 2)
+
+
+def _runs(settings: SettingArray) -> list[tuple[NDArray[np.intp], Floats]]:
+    """For each knob: the rows sorted so that settings equal in all else lie together, ascending; and their run."""
+    columns = settings.matrix().T
+    runs: list[tuple[NDArray[np.intp], Floats]] = []
+    for at in range(len(settings.knobs)):
+        if not np.all(columns[at] == columns[at, :1]):
+            others = np.delete(columns, at, axis=0)
+            order = np.lexsort((columns[at], *others[::-1]))
+            begins = np.any(np.diff(others[:, order], axis=1) != 0, axis=0)
+            runs.append((order, _APART * np.concatenate([[0.0], np.cumsum(begins)])))
+    return runs
+
+
+def _scan(log_step_s: Floats, runs: list[tuple[NDArray[np.intp], Floats]], *, lower: bool) -> Floats:
+    out: Floats = np.array(log_step_s)
+    for _ in range(_MOST_PASSES):
+        before = out.copy()
+        for order, run in runs:
+            if lower:
+                out[order] = np.minimum.accumulate(out[order] - run) + run
+            else:
+                out[order] = np.maximum.accumulate((out[order] - run)[::-1])[::-1] + run
+        if np.allclose(out, before, rtol=0, atol=1e-9):
+            break
+    return out

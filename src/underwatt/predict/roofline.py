@@ -2,28 +2,27 @@
 
 A step is compute (arithmetic against memory traffic), launched by the CPU, while the CPU loads the next batch;
 the slowest of them sets the pace, softly. Power is what is always on, plus what each clock costs when idle, plus
-what each unit draws while it is busy. All in logs; see ``dual`` for how the derivatives come along.
+what each unit draws while it is busy. All in logs. Formulas are written once and differentiated exactly: a ``Dual`` is
+an array of values and, for each constant it depends on, the array of derivatives. That is the cheap direction here:
+about thirty constants, each touching few terms, and up to 100,000 settings.
+
+The simulator's physics (``drivers/virtual``) is another one on purpose: a predictor that shares its simulator's
+formulas would be examined on its own answers.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from underwatt.predict.base import take_rows
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from numpy.typing import NDArray
-
-    from underwatt.predict.base import SettingArray
-
-
-# Numbers that carry their derivatives, so that formulas are written once and differentiated exactly.
-#
-# A ``Dual`` is an array of values and, for each constant it depends on, the array of derivatives. Forward mode is
-# the cheap direction here: about thirty constants, each touching few terms, and up to 100,000 settings.
+    from underwatt.predict.base import Floats, SettingArray
 
 
 class Dual:
@@ -31,7 +30,7 @@ class Dual:
 
     __slots__ = ("by", "value")
 
-    def __init__(self, value: NDArray[np.float64], by: dict[str, NDArray[np.float64]] | None = None) -> None:
+    def __init__(self, value: Floats, by: dict[str, Floats] | None = None) -> None:
         self.value = value
         self.by = by or {}
 
@@ -40,7 +39,7 @@ class Dual:
         """A constant to be fitted: its derivative by itself is one."""
         return cls(np.asarray(value, float), {name: np.asarray(1.0)})
 
-    def __add__(self, other: Dual | NDArray[np.float64]) -> Dual:
+    def __add__(self, other: Dual | Floats) -> Dual:
         if not isinstance(other, Dual):
             return Dual(self.value + other, self.by)
         return Dual(self.value + other.value, _merge(self.by, 1.0, other.by, 1.0))
@@ -48,10 +47,10 @@ class Dual:
     def __neg__(self) -> Dual:
         return Dual(-self.value, {name: -slope for name, slope in self.by.items()})
 
-    def __sub__(self, other: Dual | NDArray[np.float64]) -> Dual:
+    def __sub__(self, other: Dual | Floats) -> Dual:
         return self + (-other)
 
-    def __mul__(self, other: Dual | NDArray[np.float64]) -> Dual:
+    def __mul__(self, other: Dual | Floats) -> Dual:
         if not isinstance(other, Dual):
             return Dual(self.value * other, {name: slope * other for name, slope in self.by.items()})
         return Dual(self.value * other.value, _merge(self.by, other.value, other.by, self.value))
@@ -61,7 +60,7 @@ class Dual:
         value = np.exp(self.value)
         return Dual(value, {name: slope * value for name, slope in self.by.items()})
 
-    def jacobian(self, names: Sequence[str], rows: int) -> NDArray[np.float64]:
+    def jacobian(self, names: Sequence[str], rows: int) -> Floats:
         """Derivatives as a matrix: one row a setting, one column a constant."""
         columns = np.zeros((len(names), rows))
         for at, name in enumerate(names):
@@ -71,11 +70,8 @@ class Dual:
 
 
 def _merge(
-    left: dict[str, NDArray[np.float64]],
-    left_scale: NDArray[np.float64] | float,
-    right: dict[str, NDArray[np.float64]],
-    right_scale: NDArray[np.float64] | float,
-) -> dict[str, NDArray[np.float64]]:
+    left: dict[str, Floats], left_scale: Floats | float, right: dict[str, Floats], right_scale: Floats | float
+) -> dict[str, Floats]:
     merged = {name: slope * left_scale for name, slope in left.items()}
     for name, slope in right.items():
         merged[name] = merged[name] + slope * right_scale if name in merged else slope * right_scale
@@ -91,7 +87,7 @@ def smooth_max(log_sharpness: Dual, *terms: Dual) -> Dual:
     total = shares.sum(axis=0)
     shares /= total
     value = top + np.log(total) / sharpness
-    by: dict[str, NDArray[np.float64]] = {}
+    by: dict[str, Floats] = {}
     for share, term in zip(shares, terms, strict=True):
         by = _merge(by, 1.0, term.by, share)
     by_sharpness = (shares * values).sum(axis=0) - value
@@ -111,7 +107,10 @@ NO_LIMIT = 12.0
 
 @dataclass(frozen=True, slots=True)
 class Constant:
-    """What is believed of one constant before anything is measured; ``scale`` says what it is relative to."""
+    """What is believed of one constant before anything is measured; ``scale`` says what it is relative to.
+
+    The beliefs below were chosen with benchmarks/predict.py.
+    """
 
     mean: float
     std: float
@@ -163,23 +162,19 @@ NAMES: tuple[str, ...] = tuple(CONSTANTS)
 class Inputs:
     """Logs of the knobs, each relative to a nominal value; a knob that a device lacks is zero everywhere."""
 
-    cores: NDArray[np.float64]
-    cpu: NDArray[np.float64]
-    gpu: NDArray[np.float64]
-    mem: NDArray[np.float64]
-    batch: NDArray[np.float64]
-    limit: NDArray[np.float64]  # log watts, relative to the highest limit
-    log_limit_w: NDArray[np.float64]  # log watts; ``NO_LIMIT`` where there is none
+    cores: Floats
+    cpu: Floats
+    gpu: Floats
+    mem: Floats
+    batch: Floats
+    limit: Floats  # log watts, relative to the highest limit
+    log_limit_w: Floats  # log watts; ``NO_LIMIT`` where there is none
 
     def __len__(self) -> int:
         return len(self.cores)
 
-    def take(self, rows: slice) -> Inputs:
-        """Some of the settings."""
-        return Inputs(*(getattr(self, field.name)[rows] for field in fields(self)))
 
-
-def evaluate(theta: NDArray[np.float64], x: Inputs) -> tuple[Dual, Dual]:
+def evaluate(theta: Floats, x: Inputs) -> tuple[Dual, Dual]:
     """Log step time and log power at each setting, with derivatives by each constant."""
     k = {name: Dual.constant(name, value) for name, value in zip(NAMES, theta, strict=True)}
     softer = Dual(np.asarray(CORE_CAP_SHARPNESS))
@@ -218,28 +213,23 @@ def evaluate(theta: NDArray[np.float64], x: Inputs) -> tuple[Dual, Dual]:
     return log_step_s, log_power_w
 
 
-# The constants of the physics, fitted: the most probable ones given what is believed and what was measured.
-
 # What the formulas leave unexplained, as standard deviations of log time and log power: the usual misfit over whole
 # tables. Only the balance between belief and measurements hangs on them; the spread of predictions does not.
-MISFIT_TIME = 0.04
-MISFIT_POWER = 0.025
+MISFIT_TIME, MISFIT_POWER = 0.04, 0.025
 # Degrees of freedom of the misfit: few, so that a reading that is far off is an outlier and not a new law.
 TAIL = 4.0
 # All times of a workload may be larger or smaller together, and so may all powers of a device.
-COMMON_TIME_STD = 0.5
-COMMON_POWER_STD = 0.3
+COMMON_TIME_STD, COMMON_POWER_STD = 0.5, 0.3
 
 NOMINAL_CORES = 4.0
 MOST_ITERATIONS = 60
 ROWS_FOR_STARTS = 60
-SETTLED = 1e-2
+SMALL_GAIN = 1e-2
 
-_OF_TIME = np.array([constant.scale == "time" for constant in CONSTANTS.values()], float)
-_OF_POWER = np.array([constant.scale == "power" for constant in CONSTANTS.values()], float)
-_MEAN = np.array([constant.mean for constant in CONSTANTS.values()])
-_STD = np.array([constant.std for constant in CONSTANTS.values()])
-_OF_WORKLOAD = np.array([constant.of_workload for constant in CONSTANTS.values()])
+_OF_TIME = np.array([constant.scale == T for constant in CONSTANTS.values()], float)
+_OF_POWER = np.array([constant.scale == P for constant in CONSTANTS.values()], float)
+_COMMON = COMMON_TIME_STD**2 * np.outer(_OF_TIME, _OF_TIME) + COMMON_POWER_STD**2 * np.outer(_OF_POWER, _OF_POWER)
+_MEAN, _STD, _OF_WORKLOAD = np.array([(c.mean, c.std, c.of_workload) for c in CONSTANTS.values()]).T
 # Which part sets the pace is not always clear from ten readings: start from each point of view.
 _STARTS: tuple[dict[str, float], ...] = (
     {},
@@ -252,7 +242,7 @@ _STARTS: tuple[dict[str, float], ...] = (
 class Centre:
     """The setting that constants are relative to: the highest clocks and the middle batch size that were measured."""
 
-    log_knobs: tuple[tuple[str, float], ...]
+    log_knobs: dict[str, float]
     log_batch: float
 
     @classmethod
@@ -262,16 +252,15 @@ class Centre:
         if "cpu_cores" in highest:
             highest["cpu_cores"] = float(np.log(NOMINAL_CORES))
         sizes = np.log(settings.batch_size)
-        return cls(tuple(highest.items()), float(sizes.min() + sizes.max()) / 2)
+        return cls(highest, float(sizes.min() + sizes.max()) / 2)
 
     def inputs(self, settings: SettingArray) -> Inputs:
         """Settings in logs relative to the centre; a knob that only one of them has counts as being at the centre."""
-        knobs = dict(self.log_knobs)
         zero = np.zeros(len(settings))
 
-        def relative(name: str) -> NDArray[np.float64]:
+        def relative(name: str) -> Floats:
             column = settings.column(name)
-            return zero if column is None or name not in knobs else np.log(column) - knobs[name]
+            return zero if column is None or name not in self.log_knobs else np.log(column) - self.log_knobs[name]
 
         limits = settings.column("power_limit_w")
         return Inputs(
@@ -285,51 +274,30 @@ class Centre:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class Levels:
-    """The usual log time and log power of a profile: constants of time and power are relative to them."""
-
-    log_step_s: float
-    log_power_w: float
-
-    @classmethod
-    def of(cls, log_step_s: NDArray[np.float64], log_power_w: NDArray[np.float64]) -> Levels:
-        """Medians, which outliers do not move."""
-        return cls(float(np.median(log_step_s)), float(np.median(log_power_w)))
-
-    def shift(self) -> NDArray[np.float64]:
-        """What these levels add to each constant."""
-        return _OF_TIME * self.log_step_s + _OF_POWER * self.log_power_w
+def level_shift(log_step_s: Floats | float, log_power_w: Floats | float) -> Floats:
+    """What the usual (median) log time and log power of a profile add to each constant."""
+    return np.asarray(_OF_TIME * float(np.median(log_step_s)) + _OF_POWER * float(np.median(log_power_w)))
 
 
 @dataclass(frozen=True, slots=True)
 class Belief:
     """A normal distribution over the constants."""
 
-    mean: NDArray[np.float64]
-    cov: NDArray[np.float64]
+    mean: Floats
+    cov: Floats
 
     @classmethod
-    def general(cls, levels: Levels) -> Belief:
-        """What is believed of any workload on any device."""
-        return cls(_MEAN + levels.shift(), np.diag(_STD**2) + _common())
+    def general(cls, shift: Floats) -> Belief:
+        """What is believed of any workload on any device, at its levels of time and power."""
+        return cls(_MEAN + shift, np.diag(_STD**2) + _COMMON)
 
     @classmethod
-    def near(cls, theta: NDArray[np.float64], theirs: Levels, levels: Levels, closeness: float) -> Belief:
-        """What is believed of a workload that resembles another one whose constants are known."""
-        mean = theta - theirs.shift() + levels.shift()
-        return cls(mean, np.diag((closeness * _OF_WORKLOAD) ** 2) + _common())
+    def near(cls, constants: Floats, shift: Floats, closeness: float) -> Belief:
+        """What is believed of a workload that resembles another one whose constants, without its levels, are known."""
+        return cls(constants + shift, np.diag((closeness * _OF_WORKLOAD) ** 2) + _COMMON)
 
 
-def _common() -> NDArray[np.float64]:
-    return np.asarray(
-        COMMON_TIME_STD**2 * np.outer(_OF_TIME, _OF_TIME) + COMMON_POWER_STD**2 * np.outer(_OF_POWER, _OF_POWER)
-    )
-
-
-def fit_constants(
-    x: Inputs, log_step_s: NDArray[np.float64], log_power_w: NDArray[np.float64], belief: Belief
-) -> NDArray[np.float64]:
+def fit_constants(x: Inputs, log_step_s: Floats, log_power_w: Floats, belief: Belief) -> Floats:
     """The most probable constants, by damped Gauss-Newton from several starts; the best of them wins.
 
     Where there are many rows, some of them decide between the starts.
@@ -341,7 +309,7 @@ def fit_constants(
         start = belief.mean.copy()
         for name, shift in shifts.items():
             start[NAMES.index(name)] += shift
-        theta, cost = _descend(start, x.take(some), log_step_s[some], log_power_w[some], belief.mean, precision)
+        theta, cost = _descend(start, take_rows(x, some), log_step_s[some], log_power_w[some], belief.mean, precision)
         if cost < best_cost:
             best, best_cost = theta, cost
     if len(x) >= 2 * ROWS_FOR_STARTS:
@@ -350,14 +318,9 @@ def fit_constants(
 
 
 def _descend(
-    theta: NDArray[np.float64],
-    x: Inputs,
-    log_step_s: NDArray[np.float64],
-    log_power_w: NDArray[np.float64],
-    mean: NDArray[np.float64],
-    precision: NDArray[np.float64],
-) -> tuple[NDArray[np.float64], float]:
-    def look(at: NDArray[np.float64]) -> tuple[float, NDArray[np.float64], NDArray[np.float64]]:
+    theta: Floats, x: Inputs, log_step_s: Floats, log_power_w: Floats, mean: Floats, precision: Floats
+) -> tuple[Floats, float]:
+    def look(at: Floats) -> tuple[float, Floats, Floats]:
         time, power = evaluate(at, x)
         errors = np.concatenate([(time.value - log_step_s) / MISFIT_TIME, (power.value - log_power_w) / MISFIT_POWER])
         slopes = np.vstack([time.jacobian(NAMES, len(x)) / MISFIT_TIME, power.jacobian(NAMES, len(x)) / MISFIT_POWER])
@@ -374,10 +337,10 @@ def _descend(
         step = np.linalg.solve(hessian + damping * np.diag(np.diag(hessian)), -gradient)
         new_cost, new_errors, new_slopes = look(theta + step)
         if new_cost < cost:
-            settled = cost - new_cost < SETTLED
+            done = cost - new_cost < SMALL_GAIN
             theta, cost, errors, slopes = theta + step, new_cost, new_errors, new_slopes
             damping = max(damping / 4, 1e-6)
-            if settled:
+            if done:
                 break
         else:
             damping *= 5

@@ -11,7 +11,7 @@ import numpy as np
 from underwatt import __version__
 from underwatt.convergence.curve import fit_convergence, targets_of
 from underwatt.errors import UnderwattError
-from underwatt.predict.validate import Z90, hold_back, judge
+from underwatt.predict.base import Z90
 from underwatt.reports.figures import Checked, Convergence, Decision, Measurements, Missing, Parity, Report, Title
 from underwatt.reports.plan_figures import (
     decide,
@@ -24,6 +24,7 @@ from underwatt.reports.plan_figures import (
 from underwatt.reports.run_figures import energy_figures, happened, trace_figure
 from underwatt.reports.sources import setting_of
 from underwatt.reports.words import figures
+from underwatt.rivals.validate import hold_back, judge
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

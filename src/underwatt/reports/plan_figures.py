@@ -11,7 +11,7 @@ import numpy as np
 
 from underwatt.budget import Watts
 from underwatt.planning.choice import INTERVAL, RISK, Expectation, Interval, choose_setting, outlook_as_known, quantile
-from underwatt.planning.problem import Goal, Problem, outcome, rows_of
+from underwatt.planning.problem import Goal, Problem, project, rows_of
 from underwatt.predict.design import fits_memory
 from underwatt.predict.fewshot import FewShot
 from underwatt.reports.figures import EnergyBySetting, Front, HeatMap, KeyFigure, MeasuredPoint, Other
@@ -249,7 +249,7 @@ def _measured(planned: Planned) -> tuple[MeasuredPoint, ...]:
         rows = rows_of(planned.problem.candidates, measurement.setting)
         if not measurement.usable or not len(rows):
             continue
-        known = outcome(planned.problem, int(rows[0]), measurement)
+        known = project(planned.problem, int(rows[0]), measurement)
         if math.isfinite(known.time_s):
             power_w = known.energy_j / known.time_s  # with its pauses, as the time is
             points.append(MeasuredPoint(measurement.setting, known.time_s, power_w, known.fits))

@@ -1,7 +1,7 @@
 """What others would choose: the state of the art and simple rules, so that a user sees what is gained.
 
-Each is a function over a table of settings (measured, or predicted where nothing else is known) that returns a row,
-or ``None`` where its rule finds nothing that fits.
+Each rule is a function over a table of settings (measured, or predicted where nothing else is known) that returns a
+row, or ``None`` where it finds nothing that fits. The published algorithm, last, works on measurements themselves.
 """
 
 from __future__ import annotations
@@ -19,13 +19,10 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from underwatt.planning.problem import Outlook, Problem
-    from underwatt.predict.base import SettingArray
-    from underwatt.records import Measurement, PowerMode
-
-    Floats = NDArray[np.float64]
     from underwatt.budget import Budget
-
+    from underwatt.planning.problem import Outlook, Problem
+    from underwatt.predict.base import Floats, SettingArray
+    from underwatt.records import Measurement, PowerMode
 
 # The first of these that may be set is "the clock" of the published baseline; all else stays at its highest.
 CLOCKS = ("gpu_mhz", "power_limit_w", "mem_mhz", "cpu_mhz", "cpu_cores")
@@ -88,13 +85,12 @@ def largest_batch(table: Table, power_w: float) -> int | None:
 def default_batch(table: Table, power_w: float) -> int | None:
     """The middle batch size in place of the largest, otherwise the same rule."""
     sizes = np.unique(table.settings.batch_size)
-    return _first_that_fits(table, power_w, sizes[: (len(sizes) - 1) // 2 + 1][::-1])
+    return _first_that_fits(table, power_w, sizes[sizes <= _middle_batch(table)][::-1])
 
 
 def maximum_mode(table: Table) -> int:
     """Every knob at its highest with the middle batch size: what a user gets who never heard of power modes."""
-    sizes = np.unique(table.settings.batch_size)
-    rows = np.flatnonzero(table.settings.batch_size == sizes[(len(sizes) - 1) // 2])
+    rows = np.flatnonzero(table.settings.batch_size == _middle_batch(table))
     return int(rows[-1] if not table.settings.knobs else rows[_by_clock(table.settings, rows)[0]])
 
 
@@ -103,9 +99,8 @@ def stock_mode(table: Table, power_w: float, modes: Mapping[str, PowerMode]) -> 
 
     Modes that are not in the table are left out.
     """
-    sizes = np.unique(table.settings.batch_size)
     found: list[tuple[bool, float, str, int]] = []  # the best first
-    middle = table.settings.batch_size == sizes[(len(sizes) - 1) // 2]
+    middle = table.settings.batch_size == _middle_batch(table)
     for name, mode in modes.items():
         knobs = mode.knobs()
         if any(knob not in table.settings.knobs for knob in knobs):
@@ -133,6 +128,11 @@ def by_clock_alone(settings: SettingArray) -> NDArray[np.bool_]:
     return np.asarray(np.all(values == values.max(axis=0, initial=0.0), axis=1))
 
 
+def _middle_batch(table: Table) -> float:
+    sizes = np.unique(table.settings.batch_size)
+    return float(sizes[(len(sizes) - 1) // 2])
+
+
 def _first_that_fits(table: Table, power_w: float, sizes: Floats) -> int | None:
     usual = by_clock_alone(table.settings) & table.fits(power_w)
     for size in sizes:
@@ -153,19 +153,16 @@ def _smallest(values: Floats, allowed: NDArray[np.bool_]) -> int | None:
     return int(np.argmin(np.where(allowed, values, np.inf))) if np.any(allowed) else None
 
 
-# The published algorithm ("Accelerated Training on Low-Power Edge Devices", TMLR 2025), exactly.
-#
-# Every setting was measured, every batch size was trained on proxy data. Keep the settings whose power fits; choose the
-# one with the smallest time per sample × samples to target. No prediction, no uncertainty.
-
-
 def choose_published(
     measurements: Sequence[Measurement], samples_to_target: Mapping[int, float], budget: Budget
 ) -> Measurement:
-    """The measured setting that fits and is expected to reach the target soonest.
+    """The algorithm of "Accelerated Training on Low-Power Edge Devices" (TMLR 2025), exactly.
 
-    Batch sizes that are not in ``samples_to_target``, or never reach the target (NaN or inf), are left out. Only the
-    budget's watts count. Raises ``BudgetError`` where no measured setting fits.
+    Every setting was measured, every batch size was trained on proxy data: of the settings whose power fits, the one
+    with the smallest time per sample × samples to target. No prediction, no uncertainty. Batch sizes that are not in
+    ``samples_to_target``, or never reach the target (NaN or inf), are left out. Only the budget's watts count.
+
+    Raises ``BudgetError`` where no measured setting fits.
     """
     usable = [m for m in measurements if m.usable and math.isfinite(_samples(m, samples_to_target))]
     if not usable:

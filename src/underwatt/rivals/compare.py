@@ -38,14 +38,10 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from underwatt.planning.choice import Expectation
-    from underwatt.records import Measurement, PowerMode, Prediction, Setting
-
-    Floats = NDArray[np.float64]
     from underwatt.device.base import Device
-    from underwatt.predict.base import SettingArray
-    from underwatt.records import WorkloadCost
-
+    from underwatt.planning.choice import Expectation
+    from underwatt.predict.base import Floats, SettingArray
+    from underwatt.records import Measurement, PowerMode, Prediction, Setting, WorkloadCost
 
 Fits = Literal["yes", "risky", "over"]
 Known = Literal["measured", "predicted", "truth"]
@@ -249,13 +245,10 @@ def _oracle(problem: Problem, truth: Truth) -> Alternative | None:
     )
 
 
-# The truth about every setting, where a device has one to tell: for judging a choice, never for making it.
-
-
 def truth_of(device: Device | None, candidates: SettingArray, cost: WorkloadCost | None) -> Truth | None:
     """True time and power of each candidate: of a virtual board that runs a job of known cost, or of a replayed table.
 
-    ``None`` for everything else: nobody knows the truth about a real device.
+    For judging a choice, never for making it. ``None`` for everything else: nobody knows the truth about a real device.
     """
     if isinstance(device, VirtualJetson) and cost is not None:
         return _simulated(device, candidates, cost)

@@ -1,16 +1,20 @@
-"""PowerTrain (FGCS 2024): two small neural networks, trained on a reference and fine-tuned on the new workload.
+"""Other ways to predict, as published: PowerTrain's networks, and a table of what was measured and nothing else.
 
-As published: Dense 256-128-64-1, ReLU, dropout 0.4 and 0.3 after the first two layers, Adam 1e-3, mean squared
-error, 100 epochs, batches of 32, best checkpoint kept; transfer replaces the last layer, refits the scaler on the new
-samples and fine-tunes every weight. Not published, chosen here: targets are scaled like the inputs, a fifth of the
-rows decides which checkpoint is best, the batch size is one more input where it varies, and the uncertainty (the
-method has none) is the error left on the samples.
+PowerTrain (FGCS 2024) trains two small neural networks on a reference and fine-tunes them on the new workload. As
+published: Dense 256-128-64-1, ReLU, dropout 0.4 and 0.3 after the first two layers, Adam 1e-3, mean squared error, 100
+epochs, batches of 32, best checkpoint kept; transfer replaces the last layer, refits the scaler on the new samples and
+fine-tunes every weight. Not published, chosen here: targets are scaled like the inputs, a fifth of the rows decides
+which checkpoint is best, the batch size is one more input where it varies, and the uncertainty (the method has none) is
+the error left on the samples.
+
+The table is the method of "Accelerated Training on Low-Power Edge Devices" (TMLR 2025).
 """
 
 from __future__ import annotations
 
 import copy
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -21,14 +25,13 @@ from underwatt.predict.base import Observations, check_same_knobs, observe
 from underwatt.records import Prediction
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from types import ModuleType
 
     from numpy.typing import NDArray
 
-    from underwatt.predict.base import SettingArray
+    from underwatt.predict.base import Floats, SettingArray
     from underwatt.records import Measurement, Profile
-
 
 LAYERS = (256, 128, 64)
 DROPOUTS = (0.4, 0.3)
@@ -40,60 +43,8 @@ CHECKPOINT_SHARE = 0.2
 LEAST_STD = 0.02
 # A prediction at or below zero has no logarithm; the smallest sample, divided by this, stands in for it.
 FLOOR = 10.0
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _Scaler:
-    mean: NDArray[np.float64]
-    std: NDArray[np.float64]
-
-    @classmethod
-    def of(cls, values: NDArray[np.float64]) -> _Scaler:
-        std = values.std(axis=0)
-        return cls(values.mean(axis=0), np.where(std > 0, std, 1.0))
-
-    def scale(self, values: NDArray[np.float64]) -> NDArray[np.float64]:
-        return np.asarray((values - self.mean) / self.std)
-
-    def unscale(self, values: NDArray[np.float64]) -> NDArray[np.float64]:
-        return np.asarray(values * self.std + self.mean)
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _Network:
-    """A trained network with the scalers it was trained with."""
-
-    module: Any
-    inputs: _Scaler
-    targets: _Scaler
-
-    def __call__(self, torch: ModuleType, rows: NDArray[np.float64]) -> NDArray[np.float64]:
-        self.module.eval()
-        with torch.no_grad():
-            out = self.module(torch.as_tensor(self.inputs.scale(rows), dtype=torch.float32))
-        return self.targets.unscale(out.numpy().astype(float).ravel())
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class FittedPowerTrain:
-    """Two fine-tuned networks: step time and power."""
-
-    knobs: tuple[str, ...]
-    _torch: ModuleType
-    _networks: tuple[_Network, _Network]
-    _floors: tuple[float, float]
-    _stds: tuple[float, float]
-
-    def predict(self, settings: SettingArray) -> Prediction:
-        """Log time and log power of each setting; the uncertainty is the same for all."""
-        check_same_knobs(settings, self.knobs)
-        rows = settings.matrix()
-        logs = [
-            np.log(np.maximum(network(self._torch, rows), floor))
-            for network, floor in zip(self._networks, self._floors, strict=True)
-        ]
-        stds = [np.full(len(settings), std) for std in self._stds]
-        return Prediction(logs[0], stds[0], logs[1], stds[1])
+# A reading of a setting measured once is off by about this much; repeats say more.
+READING_STD = (0.025, 0.015)
 
 
 class PowerTrain:
@@ -109,6 +60,14 @@ class PowerTrain:
     def fit(self, measurements: Sequence[Measurement], references: Sequence[Profile] = ()) -> FittedPowerTrain:
         """Fine-tune on the measurements, from networks trained on the reference or from nothing."""
         return self.transfer(measurements, self.pretrain(references[0]) if references else None)
+
+    def prepare(
+        self,
+        candidates: SettingArray,  # noqa: ARG002 - part of the interface
+        references: Sequence[Profile] = (),
+    ) -> Callable[[Sequence[Measurement]], FittedPowerTrain]:
+        """Train on the reference once, to fine-tune again and again."""
+        return partial(self.transfer, pretrained=self.pretrain(references[0]) if references else None)
 
     def pretrain(self, reference: Profile) -> PretrainedPowerTrain:
         """Train on a whole reference: minutes of work that many fits can share."""
@@ -141,7 +100,7 @@ class PowerTrain:
         starts = (None, None) if start is None else start.networks
         return self._train(rows, time, starts[0]), self._train(rows, power, starts[1])
 
-    def _train(self, rows: NDArray[np.float64], values: NDArray[np.float64], start: _Network | None) -> _Network:
+    def _train(self, rows: Floats, values: Floats, start: _Network | None) -> _Network:
         torch = self._torch
         # A private generator state: fitting must not disturb the user's random numbers, nor depend on them.
         with torch.random.fork_rng(devices=[]):
@@ -187,6 +146,60 @@ class PretrainedPowerTrain:
     networks: tuple[_Network, _Network]
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class FittedPowerTrain:
+    """Two fine-tuned networks: step time and power."""
+
+    knobs: tuple[str, ...]
+    _torch: ModuleType
+    _networks: tuple[_Network, _Network]
+    _floors: tuple[float, float]
+    _stds: tuple[float, float]
+
+    def predict(self, settings: SettingArray) -> Prediction:
+        """Log time and log power of each setting; the uncertainty is the same for all."""
+        check_same_knobs(settings, self.knobs)
+        rows = settings.matrix()
+        logs = [
+            np.log(np.maximum(network(self._torch, rows), floor))
+            for network, floor in zip(self._networks, self._floors, strict=True)
+        ]
+        stds = [np.full(len(settings), std) for std in self._stds]
+        return Prediction(logs[0], stds[0], logs[1], stds[1])
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Scaler:
+    mean: Floats
+    std: Floats
+
+    @classmethod
+    def of(cls, values: Floats) -> _Scaler:
+        std = values.std(axis=0)
+        return cls(values.mean(axis=0), np.where(std > 0, std, 1.0))
+
+    def scale(self, values: Floats) -> Floats:
+        return np.asarray((values - self.mean) / self.std)
+
+    def unscale(self, values: Floats) -> Floats:
+        return np.asarray(values * self.std + self.mean)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Network:
+    """A trained network with the scalers it was trained with."""
+
+    module: Any
+    inputs: _Scaler
+    targets: _Scaler
+
+    def __call__(self, torch: ModuleType, rows: Floats) -> Floats:
+        self.module.eval()
+        with torch.no_grad():
+            out = self.module(torch.as_tensor(self.inputs.scale(rows), dtype=torch.float32))
+        return self.targets.unscale(out.numpy().astype(float).ravel())
+
+
 def _network(nn: Any, inputs: int) -> Any:
     first, second, third = LAYERS
     return nn.Sequential(
@@ -200,38 +213,6 @@ def _network(nn: Any, inputs: int) -> Any:
         nn.ReLU(),
         nn.Linear(third, 1),
     )
-
-
-# A table of what was measured, and nothing else: the method of "Accelerated Training on Low-Power Edge Devices".
-
-# A reading of a setting measured once is off by about this much; repeats say more.
-READING_STD = (0.025, 0.015)
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class FittedLookupTable:
-    """Mean and spread of each measured setting."""
-
-    knobs: tuple[str, ...]
-    _rows: Mapping[tuple[float, ...], int]
-    _figures: NDArray[np.float64]  # one row a setting: log time, its std, log power, its std
-
-    def knows(self, settings: SettingArray) -> NDArray[np.bool_]:
-        """Which of the settings were measured."""
-        check_same_knobs(settings, self.knobs)
-        return np.array([tuple(row) in self._rows for row in settings.matrix().tolist()], dtype=bool)
-
-    def predict(self, settings: SettingArray) -> Prediction:
-        """What was measured; raises ``PredictError`` for a setting that was not."""
-        unknown = np.flatnonzero(~self.knows(settings))
-        if len(unknown):
-            raise PredictError(
-                f"{len(unknown)} of {len(settings)} settings were never measured: {settings[int(unknown[0])]}, …",
-                hint="Measure them, ask only for measured ones, or use the default predictor.",
-            )
-        at = [self._rows[tuple(row)] for row in settings.matrix().tolist()]
-        time, time_std, power, power_std = self._figures[at].reshape(len(at), 4).T
-        return Prediction(time, time_std, power, power_std)
 
 
 class LookupTable:
@@ -255,3 +236,29 @@ class LookupTable:
                 spread = float(logs.std(ddof=1)) if len(at_rows) > 1 else 0.0
                 row[2 * column : 2 * column + 2] = logs.mean(), max(READING_STD[column], spread)
         return FittedLookupTable(seen.settings.knobs, {key: at for at, key in enumerate(repeats)}, figures)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class FittedLookupTable:
+    """Mean and spread of each measured setting."""
+
+    knobs: tuple[str, ...]
+    _rows: Mapping[tuple[float, ...], int]
+    _figures: Floats  # one row a setting: log time, its std, log power, its std
+
+    def knows(self, settings: SettingArray) -> NDArray[np.bool_]:
+        """Which of the settings were measured."""
+        check_same_knobs(settings, self.knobs)
+        return np.array([tuple(row) in self._rows for row in settings.matrix().tolist()], dtype=bool)
+
+    def predict(self, settings: SettingArray) -> Prediction:
+        """What was measured; raises ``PredictError`` for a setting that was not."""
+        unknown = np.flatnonzero(~self.knows(settings))
+        if len(unknown):
+            raise PredictError(
+                f"{len(unknown)} of {len(settings)} settings were never measured: {settings[int(unknown[0])]}, …",
+                hint="Measure them, ask only for measured ones, or use the default predictor.",
+            )
+        at = [self._rows[tuple(row)] for row in settings.matrix().tolist()]
+        time, time_std, power, power_std = self._figures[at].reshape(len(at), 4).T
+        return Prediction(time, time_std, power, power_std)

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from underwatt.errors import PredictError
-from underwatt.predict.base import SettingArray
+from underwatt.predict.base import SettingArray, prepared
 from underwatt.records import DeviceInfo, Measurement, PowerMode, Profile, Setting, Status, WorkloadInfo
 
 if TYPE_CHECKING:
@@ -84,6 +84,16 @@ class PredictorConformance:
         again = predictor.fit(seen).predict(asked)
         np.testing.assert_array_equal(first.log_step_s, again.log_step_s)
         np.testing.assert_array_equal(first.log_power_w_std, again.log_power_w_std)
+
+    def test_prepared_it_fits_again_and_again(self) -> None:
+        """A search fits after each measurement, to predict the same candidates."""
+        seen = made_up_measurements()
+        asked = SettingArray.of([m.setting for m in seen])
+        fit = prepared(self.make(), asked, [made_up_profile(made_up_measurements(slower=2.0))])
+        first = fit(seen).predict(asked)
+        fit(made_up_measurements(slower=3.0))
+        np.testing.assert_array_equal(first.log_step_s, fit(seen).predict(asked).log_step_s)
+        assert np.median(np.abs(first.log_step_s - np.log([m.step_s for m in seen]))) < 0.5
 
     def test_takes_references(self) -> None:
         """A reference is welcome, and of no harm where the method has no use for it."""

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from underwatt.errors import PredictError
-from underwatt.predict.validate import cross_validate
+from underwatt.rivals.validate import cross_validate
 from underwatt.testing.predictors import made_up_measurements
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from underwatt.errors import PredictError
-from underwatt.predict.base import FEWEST, observe
+from underwatt.predict.base import FEWEST, Z90, by_setting, observe
 from underwatt.predict.fewshot import FewShot
 from underwatt.records import Prediction
 
@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from underwatt.predict.base import Predictor
     from underwatt.records import Measurement, Profile, Setting
 
-# Half width of a 90% interval, in standard deviations.
-Z90 = 1.645
 MOST_FOLDS = 10
 # Mean errors (percent) up to which predictions are called good, and up to which they are called usable.
 GOOD = (8.0, 4.0)
@@ -60,9 +58,9 @@ def hold_back(
 ) -> HeldBack:
     """Hold back each measured setting in turn (in at most ten groups), and predict it from the rest."""
     predictor = predictor or FewShot(seed=seed)
-    seen = observe(measurements)
+    settings = observe(measurements).settings
     usable = [m for m in measurements if m.usable]
-    distinct = list(dict.fromkeys(m.setting for m in usable))
+    distinct = list(by_setting(usable))
     if len(distinct) <= FEWEST:
         raise PredictError(
             f"Checking predictions needs more than {FEWEST} different measured settings, "
@@ -77,7 +75,7 @@ def hold_back(
     for held_back in range(folds):
         rows = np.flatnonzero(fold == held_back)
         fitted = predictor.fit([m for m, f in zip(usable, fold, strict=True) if f != held_back], references)
-        predicted = fitted.predict(seen.settings.take(rows))
+        predicted = fitted.predict(settings.take(rows))
         for name, column in columns.items():
             column[rows] = getattr(predicted, name)
     return HeldBack(tuple(usable), Prediction(**columns))

@@ -1,19 +1,107 @@
 from __future__ import annotations
 
 import math
+import time
 from dataclasses import replace
 
 import numpy as np
 import planning_world as world
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from underwatt.budget import Budget, parse_budget
 from underwatt.errors import BudgetError, InputError
-from underwatt.planning.choice import choose_measured, choose_setting
+from underwatt.planning.choice import READING_STD, choose_measured, choose_setting, forecast, front, outlook_as_known
 from underwatt.planning.problem import Goal, Outlook, Problem, rows_of
-from underwatt.planning.search import search_setting
+from underwatt.planning.search import Search
+from underwatt.predict.base import SettingArray
 from underwatt.predict.fewshot import FewShot
-from underwatt.records import Measurement, Prediction, Status, to_json
+from underwatt.records import Measurement, PowerMode, Prediction, Setting, Status, to_json
+from underwatt.rivals.choices import choose_published
+from underwatt.rivals.predictors import LookupTable
+from underwatt.testing.predictors import made_up_profile
+
+
+@given(st.lists(st.tuples(st.integers(1, 9), st.integers(1, 9)), min_size=1, max_size=30))
+def test_holds_exactly_the_rows_that_nothing_beats(points: list[tuple[int, int]]) -> None:
+    times, powers = np.array(points, float).T
+    rows = front(times, powers)
+    energies = times * powers
+
+    def beaten(a: int, b: int) -> bool:
+        no_worse = times[b] <= times[a] and powers[b] <= powers[a] and energies[b] <= energies[a]
+        return bool(no_worse and (times[b] < times[a] or powers[b] < powers[a]))
+
+    best = {(times[a], powers[a]) for a in range(len(points)) if not any(beaten(a, b) for b in range(len(points)))}
+    assert [(times[row], powers[row]) for row in rows] == sorted(best)
+
+
+def test_rows_without_a_time_are_left_out() -> None:
+    assert front([np.inf, 2.0, np.nan], [1.0, 5.0, 0.5]).tolist() == [1]
+    assert front([], []).tolist() == []
+
+
+def test_a_hundred_thousand_rows_are_quick() -> None:
+    rng = np.random.default_rng(0)
+    times, powers = rng.lognormal(size=(2, 175_392))
+    started = time.perf_counter()
+    rows = front(times, powers)
+    assert time.perf_counter() - started < 1.0
+    assert np.all(np.diff(times[rows]) > 0)
+    assert np.all(np.diff(powers[rows]) < 0)
+
+
+def _flat(count: int) -> Prediction:
+    return Prediction(np.zeros(count), np.full(count, 0.3), np.zeros(count), np.full(count, 0.3))
+
+
+def test_only_measured_candidates_change() -> None:
+    problem = world.problem(Budget(power_w=7.0))
+    measured = world.truth(world.at(1000.0, 400.0, 16))
+    failed = Measurement(world.at(500.0, 200.0, 8), status=Status.FAILED)
+    elsewhere = world.truth(world.at(777.0, 400.0, 16))
+    outlook, known = outlook_as_known(problem, _flat(len(problem)), [measured, failed, elsewhere])
+    (row,) = np.flatnonzero(known)
+    assert problem.candidates[int(row)] == measured.setting
+    assert np.exp(outlook.log_power_w[row]) == pytest.approx(measured.power_w)
+    assert np.exp(outlook.log_time_s[row] - problem.log_steps[row]) == pytest.approx(measured.step_s)
+    assert outlook.step_std[row] == READING_STD
+    assert np.all(outlook.log_power_w[~known] == 0)
+    assert np.all(outlook.power_std[~known] == 0.3)
+
+
+def test_a_recorded_interval_and_repeats_say_how_sure_it_is() -> None:
+    problem = world.problem(Budget(power_w=7.0))
+    one = replace(
+        world.truth(world.at(1000.0, 400.0, 16)), power_w_ci95=0.196 * world.truth(world.at(1000.0, 400.0, 16)).power_w
+    )
+    for count in (1, 4):
+        outlook, known = outlook_as_known(problem, _flat(len(problem)), [one] * count)
+        assert outlook.power_std[known][0] == pytest.approx(0.1 / count**0.5)
+
+
+def test_predictions_are_left_as_they_were() -> None:
+    problem = world.problem(Budget(power_w=7.0))
+    prediction = _flat(len(problem))
+    outlook_as_known(problem, prediction, world.everything()[:5])
+    assert np.all(prediction.log_power_w == 0)
+
+
+def test_every_chooser_means_the_same_by_keeping_a_budget() -> None:
+    settings = [Setting(PowerMode(gpu_mhz=float(mhz)), 8) for mhz in (300, 600, 900)]
+    measured = [
+        Measurement(setting, 1 / setting.mode.gpu_mhz, watts, power_w_ci95=0.2)  # type: ignore[operator]
+        for setting, watts in zip(settings, (6.0, 9.7, 9.94), strict=True)
+    ]
+    problem = Problem.of(SettingArray.of(settings), parse_budget("10W"))
+    logs = [np.log([getattr(m, name) for m in measured]) for name in ("step_s", "power_w")]
+    guess = Prediction(logs[0], np.full(3, 0.1), logs[1], np.full(3, 0.1))
+    kept = settings[1]  # 9.94 ± 0.2 W might be over, 9.7 ± 0.2 W is not
+    assert choose_measured(problem, guess, measured).setting == kept
+    assert choose_setting(problem, guess, measurements=measured).setting == kept
+    assert choose_published(measured, {8: 1000.0}, problem.budget).setting == kept
+    assert Search(problem).run(lambda s: measured[settings.index(s)]).best.measurement.setting == kept
 
 
 def _predict(problem: Problem, std: float = 0.03) -> Prediction:
@@ -147,7 +235,7 @@ def test_nonsense_is_refused() -> None:
 def test_the_plan_of_a_search_is_the_setting_it_ended_with() -> None:
     for budget in (parse_budget("7W"), parse_budget("7W peak")):
         problem = world.problem(budget)
-        found = search_setting(problem, world.truth)
+        found = Search(problem).run(world.truth)
         plan = choose_measured(problem, _predict(problem), found.measurements)
         assert plan.setting == found.best.measurement.setting
         assert plan.chosen.measured
@@ -231,3 +319,27 @@ def test_of_repeats_the_hungriest_decides() -> None:
     repeats = [once, replace(once, power_w=7.2)]
     with pytest.raises(BudgetError):
         choose_measured(problem, _predict(problem), repeats)
+
+
+def test_a_plan_comes_from_measurements_and_references() -> None:
+    reference = made_up_profile([world.slower(m, 2.0) for m in world.everything()])
+    measured = world.everything()[::11]
+    problem, prediction = forecast(world.problem(Budget(power_w=7.0)), measured, [reference])
+    plan = choose_setting(problem, prediction, measurements=measured)
+    assert world.truth(plan.setting).power_w <= 7.1
+
+
+def test_another_measurement_changes_the_plan() -> None:
+    problem, measured = world.problem(Budget(power_w=7.0)), list(world.everything()[::11])
+    first = choose_setting(*forecast(problem, measured), measurements=measured)
+    measured.append(Measurement(first.setting, step_s=world.truth(first.setting).step_s, power_w=9.0))
+    assert choose_setting(*forecast(problem, measured), measurements=measured).setting != first.setting
+
+
+def test_a_predictor_that_knows_only_what_was_measured_chooses_among_that() -> None:
+    everything, measured = world.problem(Budget(power_w=7.0)), world.everything()[::3]
+    problem, prediction = forecast(everything, measured, predictor=LookupTable())
+    assert len(problem) == len(prediction) == len(measured)
+    plan = choose_setting(problem, prediction, measurements=measured)
+    samples = {size: math.exp(world.Curve().predict([size])[0][0]) for size in world.BATCH_SIZES}
+    assert plan.setting == choose_published(measured, samples, everything.budget).setting
