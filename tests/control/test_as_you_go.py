@@ -11,7 +11,7 @@ from underwatt.device.registry import open_device
 from underwatt.device.session import Session
 from underwatt.drivers.virtual.device import VirtualJetson
 from underwatt.errors import BudgetError
-from underwatt.jobs.simulated import SimulatedWorkload
+from underwatt.jobs.workloads import SimulatedWorkload
 from underwatt.planning.choice import choose_measured
 from underwatt.planning.problem import Problem
 from underwatt.predict.base import SettingArray

@@ -15,7 +15,7 @@ from profile_helpers import COST, INFO, simulated, virtual
 
 from underwatt.device.session import Session
 from underwatt.errors import OutOfMemoryError, StepError
-from underwatt.jobs.simulated import SimulatedRun, SimulatedWorkload
+from underwatt.jobs.workloads import SimulatedRun, SimulatedWorkload
 from underwatt.measure.series import GUESS_S, ProfileOutcome, expected_s, ordered_settings, run_profile
 from underwatt.records import Measurement, PowerMode, Setting, Status
 from underwatt.store.store import Store
