@@ -52,7 +52,7 @@ from underwatt.drivers.virtual.physics import Clocks, step_power, step_times
 from underwatt.errors import BudgetError, InputError, OutOfMemoryError, UnderwattError
 from underwatt.jobs.cost import count_cost
 from underwatt.jobs.job import Job
-from underwatt.jobs.simulated import SimulatedWorkload
+from underwatt.jobs.workloads import SimulatedWorkload
 from underwatt.measure.measurement import measure
 from underwatt.measure.steady import Settling
 from underwatt.planning.problem import Problem

@@ -28,7 +28,7 @@ from _table import Column, add_output, as_table, write
 from underwatt.device.session import Session
 from underwatt.drivers.nvml import NvmlDevice
 from underwatt.jobs.load import load_job
-from underwatt.jobs.torch_job import TorchRun, TorchWorkload
+from underwatt.jobs.workloads import TorchRun, TorchWorkload
 from underwatt.measure.measurement import MeasureOptions, measure
 from underwatt.measure.meter import Meter
 from underwatt.measure.steady import Settling

@@ -30,8 +30,7 @@ from underwatt.control.live import LiveBudget
 from underwatt.control.pilot import Pilot
 from underwatt.device.registry import open_device
 from underwatt.jobs.identity import job_info
-from underwatt.jobs.loop import Completion
-from underwatt.jobs.training import Training
+from underwatt.jobs.training import Completion, Training
 
 if TYPE_CHECKING:
     from underwatt.events import Event

@@ -25,7 +25,7 @@ from _table import Column, add_output, as_table, write
 from underwatt.device.registry import open_device
 from underwatt.device.session import Session
 from underwatt.errors import OutOfMemoryError
-from underwatt.jobs.simulated import SimulatedWorkload
+from underwatt.jobs.workloads import SimulatedWorkload
 from underwatt.measure.measurement import measure
 from underwatt.measure.steady import Settling
 from underwatt.records import Setting, Status, WorkloadCost, WorkloadInfo

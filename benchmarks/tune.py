@@ -36,7 +36,7 @@ from underwatt.control.live import LiveBudget
 from underwatt.convergence.curve import fit_convergence
 from underwatt.device.session import Session
 from underwatt.errors import OutOfMemoryError
-from underwatt.jobs.simulated import SimulatedWorkload
+from underwatt.jobs.workloads import SimulatedWorkload
 from underwatt.measure.measurement import measure
 from underwatt.measure.meter import Meter, measure_idle
 from underwatt.measure.steady import Settling

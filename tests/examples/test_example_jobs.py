@@ -9,12 +9,12 @@ import torch
 from torch import nn
 
 from underwatt.errors import JobError, MissingExtraError
-from underwatt.jobs.command import CommandWorkload, Limits
+from underwatt.jobs.command import CommandRate, CommandWorkload, Limits
 from underwatt.jobs.cost import count_cost
 from underwatt.jobs.job import Job
 from underwatt.jobs.load import load_job
-from underwatt.jobs.torch_job import TorchWorkload
 from underwatt.jobs.training import Training
+from underwatt.jobs.workloads import TorchWorkload
 
 ROOT = Path(__file__).parents[2]
 JOBS = ROOT / "examples" / "jobs.py"
@@ -156,7 +156,7 @@ def test_the_plain_script_beats_from_outside():
         "--lr",
         "{lr}",
     ]
-    run = CommandWorkload(command, lr=5e-3, lr_batch_size=32, limits=Limits(120.0, 60.0, 1.0)).start(64)
+    run = CommandWorkload(command, rate=CommandRate(5e-3, 32), limits=Limits(120.0, 60.0, 1.0)).start(64)
     beats = [run.step() for _ in range(30)]
     run.stop()
     assert beats[-1].at_s > beats[0].at_s

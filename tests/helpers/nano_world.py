@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from underwatt.device.registry import open_device
 from underwatt.drivers.virtual.device import VirtualJetson
-from underwatt.jobs.simulated import SimulatedWorkload
+from underwatt.jobs.workloads import SimulatedWorkload
 from underwatt.predict.base import SettingArray
 from underwatt.records import WorkloadCost, WorkloadInfo
 

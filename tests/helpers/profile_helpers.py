@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from underwatt.device.registry import open_device
 from underwatt.drivers.virtual.device import VirtualJetson
-from underwatt.jobs.simulated import SimulatedWorkload
+from underwatt.jobs.workloads import SimulatedWorkload
 from underwatt.records import WorkloadCost, WorkloadInfo
 
 INFO = WorkloadInfo("small network", "0123")

@@ -14,8 +14,9 @@ from underwatt import Job
 from underwatt.budget import Budget
 from underwatt.control.live import LiveBudget
 from underwatt.jobs import checkpoint
-from underwatt.jobs.loop import Effort, Trained
+from underwatt.jobs.job import Effort
 from underwatt.jobs.runs import Run, run_job
+from underwatt.jobs.training_loop import Trained
 from underwatt.runlog.log import read_log
 from underwatt.runlog.record import RunRecord
 from underwatt.store.store import Store

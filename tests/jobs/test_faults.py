@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from underwatt.errors import JobError, OutOfMemoryError, StepError
-from underwatt.jobs.faults import job_faults
+from underwatt.jobs.faults import does_not_fit, job_faults, kernel_oom_kills, says_out_of_memory
 
 
 def fail_with(error: BaseException) -> None:
@@ -77,3 +77,32 @@ def test_whatever_it_says_there_is_a_sentence(text: str) -> None:
         fail_with(RuntimeError(text))
     assert "batch size 16" in caught.value.message.lower()
     assert "\n" not in caught.value.message
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB",
+        "jaxlib.xla_extension.XlaRuntimeError: RESOURCE_EXHAUSTED: Out of memory allocating 123 bytes",
+        "NvMapMemAllocInternalTagged: 1075072515 error 12",
+        "Traceback\nMemoryError\n",
+        "numpy._core._exceptions._ArrayMemoryError: Unable to allocate 7.28 TiB",
+    ],
+)
+def test_the_words_of_several_frameworks(text):
+    assert says_out_of_memory(text)
+
+
+@pytest.mark.parametrize("text", ["", "ValueError: out of range", "loading into memory", "MyMemoryErrorHandler ready"])
+def test_other_words(text):
+    assert not says_out_of_memory(text)
+
+
+def test_the_kernels_count_never_goes_back():
+    first = kernel_oom_kills()
+    assert 0 <= first <= kernel_oom_kills()
+
+
+def test_the_error_names_the_batch_size_and_what_to_do():
+    assert "128" in does_not_fit(128).message
+    assert "smaller" in does_not_fit(128).hint

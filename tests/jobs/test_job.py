@@ -6,10 +6,12 @@ import sys
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import nn
 
 from underwatt.errors import JobError
-from underwatt.jobs.job import Job
+from underwatt.jobs.job import Job, scaled_lr
 
 DATA = (torch.zeros(10, 4), torch.zeros(10, dtype=torch.long))
 
@@ -89,8 +91,7 @@ def test_reached_knows_the_direction():
 
 def test_jobs_load_without_torch():
     code = (
-        "import sys; import underwatt.jobs.load, underwatt.jobs.command, underwatt.measure.workload, "
-        "underwatt.jobs.simulated; "
+        "import sys; import underwatt.measure.workload, underwatt.jobs.workloads; "
         "assert not {'torch', 'numpy', 'scipy', 'sklearn'} & set(sys.modules), 'heavy'"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
@@ -100,8 +101,28 @@ def test_without_torch_the_hint_names_the_extra():
     code = (
         "import sys; sys.modules['torch'] = None\n"
         "from underwatt.errors import MissingExtraError\n"
-        "try: import underwatt.jobs.torch_job\n"
+        "try: import underwatt.jobs.training\n"
         "except MissingExtraError as exc: assert 'underwatt[torch]' in exc.hint\n"
         "else: raise SystemExit('no error')\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_the_rules():
+    assert scaled_lr(5e-4, 128, 32, "sqrt") == pytest.approx(2.5e-4)
+    assert scaled_lr(0.1, 256, 64, "linear") == pytest.approx(0.025)
+    assert scaled_lr(0.1, 256, 64, "none") == 0.1
+    assert scaled_lr(0.1, 256, 64, lambda lr, base, size: lr * base / size) == pytest.approx(0.4)
+
+
+@given(st.integers(1, 10**6), st.integers(1, 10**6), st.sampled_from(["sqrt", "linear", "none"]))
+def test_the_base_batch_size_keeps_its_rate_and_there_and_back_is_the_same(base, size, rule):
+    assert scaled_lr(0.01, base, base, rule) == pytest.approx(0.01)
+    assert scaled_lr(scaled_lr(0.01, base, size, rule), size, base, rule) == pytest.approx(0.01)
+
+
+def test_nonsense_is_refused():
+    with pytest.raises(JobError, match="no learning-rate rule 'cube'"):
+        scaled_lr(0.1, 1, 1, "cube")
+    with pytest.raises(JobError, match="comes out as 0"):
+        scaled_lr(0.1, 1, 1, lambda *_: 0.0)

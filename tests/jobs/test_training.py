@@ -1,74 +1,14 @@
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
+from tiny_job import Listed, make
 from torch import nn
 
-from underwatt.jobs.job import Job
-from underwatt.jobs.training import EndlessBatches, Tensors, Training, endless_loader, first_batch, train_and_test
-
-
-def blobs(count=200):
-    generator = torch.Generator().manual_seed(0)
-    classes = torch.randint(3, (count,), generator=generator)
-    centres = torch.tensor([[2.0, 0.0], [-2.0, 0.0], [0.0, 3.0]])
-    return centres[classes] + 0.3 * torch.randn(count, 2, generator=generator), classes
-
-
-def make(**fields):
-    return Job(**{"model": lambda: nn.Linear(2, 3), "data": blobs(), "target": 0.95, "lr": 0.05, **fields})
-
-
-class Listed(torch.utils.data.Dataset):
-    def __init__(self, count):
-        self.count = count
-
-    def __len__(self):
-        return self.count
-
-    def __getitem__(self, index):
-        return torch.tensor([float(index), 0.0]), index % 3
-
-
-@given(st.integers(1, 50), st.integers(1, 120), st.integers(0, 5))
-def test_batches_are_full_and_every_pass_is_whole(length, size, seed):
-    batches = iter(EndlessBatches(length, size, seed))
-    drawn = [index for _ in range(4) for index in next(batches)]
-    assert len(drawn) == 4 * size
-    for start in range(0, len(drawn) - length + 1, length):
-        assert sorted(drawn[start : start + length]) == list(range(length))
-
-
-@pytest.mark.parametrize("data", [Listed(5), (torch.zeros(5, 2), torch.zeros(5)), ([[0.0]] * 5, [1] * 5)])
-def test_a_batch_may_be_larger_than_the_data(data):
-    job = make(data=data)
-    train = train_and_test(job)[0]
-    batches = endless_loader(job, train, EndlessBatches(len(train), 32, 0), pin_memory=False)
-    assert len(next(batches)[0]) == 32
-    assert len(first_batch(job, 7)[1]) == 7
-
-
-def test_tensors_and_datasets_hand_out_the_same_batches():
-    inputs, classes = blobs()
-    pairs = list(zip(inputs, classes, strict=True))
-    fast, slow = (endless_loader(make(data=d), d_, EndlessBatches(len(d_), 16, 3), pin_memory=False) for d, d_ in
-                  (((inputs, classes), Tensors((inputs, classes))), (pairs, pairs)))  # fmt: skip
-    for _ in range(3):
-        for one, other in zip(next(fast), next(slow), strict=True):
-            assert torch.equal(one, other)
-
-
-def test_a_fifth_is_held_out_and_kept_apart():
-    train, test = train_and_test(make(data=Listed(100)))
-    assert len(train), len(test) == (80, 20)
-    assert not {int(x[0]) for x, _ in train} & {int(x[0]) for x, _ in test}
-    given_data, given_test = train_and_test(make(test_data=Listed(7)))
-    assert (len(given_data), len(given_test)) == (200, 7)
-    proxy, _ = train_and_test(make(proxy_data=Listed(10)), proxy=True)
-    assert len(proxy) == 8
-    assert len(train_and_test(make(data=Listed(1)))[1]) == 1
+from underwatt.jobs import training
+from underwatt.jobs.training import Completion, Training
 
 
 def test_training_learns_and_scores():
@@ -141,9 +81,6 @@ def test_sequences_use_the_same_defaults():
     assert training.evaluate() > 0.9
 
 
-# Changing the batch size, doing a step again, and going on elsewhere
-
-
 class Seen(nn.Module):
     """A model that notes the samples it was shown."""
 
@@ -202,7 +139,7 @@ def test_a_step_that_is_done_again_loses_nothing():
 
 
 @pytest.mark.parametrize("workers", [0, 1])
-def test_a_training_goes_on_elsewhere_bit_by_bit_as_if_nothing_had_happened(workers, tmp_path):
+def test_a_restored_training_goes_on_bit_by_bit_as_if_nothing_had_happened(workers, tmp_path):
     def model():
         return nn.Sequential(nn.Linear(2, 16), nn.Dropout(0.5), nn.Linear(16, 3))
 
@@ -229,3 +166,51 @@ def test_a_training_goes_on_elsewhere_bit_by_bit_as_if_nothing_had_happened(work
         assert torch.equal(one, two)
     through.close()
     other.close()
+
+
+class Events:
+    """Stands in for PyTorch on a GPU: notes which event was recorded and which was waited for."""
+
+    def __init__(self) -> None:
+        self.log: list[str] = []
+        self.count = 0
+
+    def torch(self, *, available: bool = True, initialized: bool = True) -> SimpleNamespace:
+        def event(*, blocking: bool) -> SimpleNamespace:
+            assert blocking, "waiting must not take a CPU core"
+            self.count += 1
+            name = str(self.count)
+            return SimpleNamespace(
+                record=lambda: self.log.append(f"record {name}"), synchronize=lambda: self.log.append(f"wait {name}")
+            )
+
+        cuda = SimpleNamespace(is_available=lambda: available, is_initialized=lambda: initialized, Event=event)
+        return SimpleNamespace(cuda=cuda)
+
+
+def test_steps_that_follow_each_other_are_waited_for_one_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    events = Events()
+    monkeypatch.setattr(training, "torch", events.torch())
+    completion = Completion()
+    for pausing in (False, False, False, True, True, False, False):
+        completion.wait(pausing=pausing)
+    waited = [text for text in events.log if text.startswith("wait")]
+    assert waited == ["wait 1", "wait 1", "wait 2", "wait 4", "wait 5", "wait 6", "wait 6"]
+
+
+@pytest.mark.parametrize(("available", "initialized"), [(False, False), (True, False)])
+def test_without_a_gpu_in_use_nothing_is_waited_for(
+    monkeypatch: pytest.MonkeyPatch, available: bool, initialized: bool
+) -> None:
+    events = Events()
+    monkeypatch.setattr(training, "torch", events.torch(available=available, initialized=initialized))
+    completion = Completion()
+    completion.wait(pausing=True)
+    assert events.log == []
+
+
+def test_on_a_simulated_device_pytorchs_gpu_is_none_of_our_business(monkeypatch: pytest.MonkeyPatch) -> None:
+    events = Events()
+    monkeypatch.setattr(training, "torch", events.torch())
+    Completion(on_gpu=False).wait(pausing=True)
+    assert events.log == []

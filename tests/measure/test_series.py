@@ -18,7 +18,7 @@ from profile_helpers import COST, INFO, simulated, virtual
 from underwatt.device.session import Session
 from underwatt.device.space import Knob, ModeSpace
 from underwatt.errors import InputError, OutOfMemoryError, StepError
-from underwatt.jobs.simulated import SimulatedRun, SimulatedWorkload
+from underwatt.jobs.workloads import SimulatedRun, SimulatedWorkload
 from underwatt.measure.series import (
     GUESS_S,
     ProfileOutcome,

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from underwatt._imports import require
-from underwatt.adapters.trainer import FixedBatchBudget
+from underwatt.adapters.callback_base import FixedBatchBudget
 
 require("lightning.pytorch", extra="lightning")
 
@@ -44,7 +44,7 @@ class BudgetCallback(FixedBatchBudget, Callback):
 
     def on_train_batch_start(self, *_: Any, **__: Any) -> None:
         """Begin a step, unless gradients are being added up for one already; whatever else went on is over."""
-        self._is_back()
+        self._other_work_ended()
         if not self._step_is_under_way:
             self._step_is_under_way = True
             self._step_begins()
@@ -59,15 +59,15 @@ class BudgetCallback(FixedBatchBudget, Callback):
 
     def on_validation_start(self, *_: Any, **__: Any) -> None:
         """No training until validation ends."""
-        self._leaves_training()
+        self._other_work_begins()
 
     def on_validation_end(self, *_: Any, **__: Any) -> None:
         """Training goes on."""
-        self._is_back()
+        self._other_work_ended()
 
     def on_save_checkpoint(self, *_: Any, **__: Any) -> None:
         """No training until the next batch: Lightning does not say when a checkpoint is written."""
-        self._leaves_training()
+        self._other_work_begins()
 
     def on_train_end(self, *_: Any, **__: Any) -> None:
         """Put everything back."""

@@ -11,7 +11,7 @@ import inspect
 from typing import TYPE_CHECKING, Any
 
 from underwatt._imports import require
-from underwatt.adapters.trainer import FixedBatchBudget
+from underwatt.adapters.callback_base import FixedBatchBudget
 from underwatt.errors import InputError
 
 require("accelerate", extra="transformers")
@@ -82,14 +82,14 @@ class BudgetCallback(FixedBatchBudget, TrainerCallback):
         """End a step; evaluation and saving may follow it."""
         self._step_ended(self._loss)
         if control.should_evaluate or control.should_save:
-            self._leaves_training()
+            self._other_work_begins()
 
     def on_epoch_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         """Evaluation and saving may follow an epoch."""
         if control.should_evaluate or control.should_save:
-            self._leaves_training()
+            self._other_work_begins()
 
     def on_log(
         self,

@@ -23,8 +23,10 @@ from underwatt.convergence.curve import samples_to_target
 from underwatt.device.registry import open_device
 from underwatt.errors import InputError, OutOfMemoryError
 from underwatt.events import Noted
-from underwatt.jobs.job import LrRule, scaled_lr
-from underwatt.jobs.loop import Completion
+from underwatt.jobs.data import PassBatches, fillable, left_out, open_pass
+from underwatt.jobs.faults import UpdateWatch, half_updated, ran_out_of_memory
+from underwatt.jobs.job import LrRule, scaled_lr, usual_rule
+from underwatt.jobs.training import Completion
 from underwatt.records import WorkloadInfo
 from underwatt.runlog.inbox import Inbox, register_run
 from underwatt.runlog.log import RunLog
@@ -40,68 +42,8 @@ if TYPE_CHECKING:
     from underwatt.convergence.curve import SamplesToTarget
     from underwatt.device.base import Device
     from underwatt.events import Event
-    from underwatt.jobs.batches import PassBatches
     from underwatt.jobs.job import LrRule
     from underwatt.records import Profile, Setting, WorkloadCost
-
-
-# The learning rate of an optimizer, following the batch size for the length of each of its steps.
-#
-# Outside its own ``step`` the optimizer has its own rate, so that a learning-rate scheduler, wherever a loop calls it,
-# and a checkpoint never see ours.
-
-
-class RateFollower:
-    """Scales the rates of an optimizer's parameter groups while it steps."""
-
-    def __init__(self, optimizer: Any, lr_batch_size: int, rule: LrRule | None = None) -> None:
-        self._optimizer = getattr(optimizer, "optimizer", optimizer)  # Accelerate and Lightning wrap it
-        self._lr_batch_size = lr_batch_size
-        self._rule: LrRule = rule if rule is not None else usual_rule(self._optimizer)
-        self._batch_size = lr_batch_size
-        self._own: Sequence[Any] | None = None
-        self._hooks: tuple[Any, ...] = ()
-        if not hasattr(self._optimizer, "register_step_pre_hook"):
-            raise InputError(
-                f"The learning rate of a {type(optimizer).__name__} cannot be followed: it is no PyTorch optimizer.",
-                hint="Leave optimizer out, and set the rate by tuner.batch_size yourself.",
-            )
-
-    def follow(self, batch_size: int) -> None:
-        """Take the rate of a batch size from the optimizer's next step on."""
-        self._batch_size = batch_size
-        if not self._hooks:
-            self._hooks = (
-                self._optimizer.register_step_pre_hook(self._scale),
-                self._optimizer.register_step_post_hook(self._back),
-            )
-
-    def close(self) -> None:
-        """Leave the optimizer alone again."""
-        for hook in self._hooks:
-            hook.remove()
-        self._hooks = ()
-        self._back()
-
-    def _scale(self, *_: Any) -> None:
-        self._back()  # where a step raised, nobody has done it
-        groups = self._optimizer.param_groups
-        self._own = [group["lr"] for group in groups]
-        for group in groups:
-            if group["lr"]:  # a warm-up may begin at zero, a schedule end there, and a frozen group stay there
-                group["lr"] = scaled_lr(group["lr"], self._lr_batch_size, self._batch_size, self._rule)
-
-    def _back(self, *_: Any) -> None:
-        if self._own is not None:
-            for group, lr in zip(self._optimizer.param_groups, self._own, strict=True):
-                group["lr"] = lr
-            self._own = None
-
-
-def usual_rule(optimizer: Any) -> LrRule:
-    """Linear for SGD, the square root for all others."""
-    return "linear" if type(optimizer).__name__ == "SGD" else "sqrt"
-
 
 _log = logging.getLogger("underwatt")
 
@@ -134,78 +76,42 @@ def tune(
     kept, and ``underwatt budget`` changes it. With ``set_modes=False`` nothing is set on the device: batch size and
     pauses alone hold the budget. ``cost`` is what a step costs, for simulated devices only.
     """
-    return Tuner(
-        device=open_device(device) if isinstance(device, str) else device,
-        live=_live(budget_w, budget),
-        batch_sizes=batch_sizes,
-        rate=RateFollower(optimizer, lr_batch_size or max(batch_sizes), lr_rule) if optimizer is not None else None,
-        convergence=samples_to_target(convergence),
-        name=name,
-        store=Path(store) if store is not None else None,
-        folder=Path(folder) if folder is not None else None,
-        references=references,
-        cost=cost,
-        set_modes=set_modes,
-        options=options,
-    )
+    opened = open_device(device) if isinstance(device, str) else device
+    live = _live(budget_w, budget)
+    rate = RateFollower(optimizer, lr_batch_size or max(batch_sizes), lr_rule) if optimizer is not None else None
+    workload = WorkloadInfo(name, f"tune-{name}")
+    with contextlib.ExitStack() as stack:
+        kept = stack.enter_context(Store(Path(store))) if store is not None else None
+        log, inbox = _open_log(stack, Path(folder), name, opened) if folder is not None else (None, None)
+        pilot = Pilot(
+            opened,
+            workload,
+            batch_sizes,
+            live,
+            convergence=samples_to_target(convergence),
+            cost=cost,
+            known=kept.measurements(kept.profile_id(opened.info, workload)) if kept else (),
+            references=references,
+            saver=Saver(kept, opened.info, workload) if kept else None,
+            log=log,
+            inbox=inbox,
+            listener=_warn,
+            set_modes=set_modes,
+            options=options,
+        )
+        return Tuner(pilot, rate, stack.pop_all())
 
 
 class Tuner:
-    """Made by ``tune``."""
+    """A training loop's side of a budget; made by ``tune``."""
 
-    def __init__(
-        self,
-        *,
-        device: Device,
-        live: LiveBudget,
-        batch_sizes: Sequence[int],
-        rate: RateFollower | None,
-        convergence: SamplesToTarget | None,
-        name: str,
-        store: Path | None,
-        folder: Path | None,
-        references: Sequence[Profile],
-        cost: WorkloadCost | None,
-        set_modes: bool,
-        options: ControlOptions | None,
-    ) -> None:
-        self._rate = rate
-        self._completion = Completion(on_gpu=False if device.info.simulated else None)
-        self._simulated = device.info.simulated
+    def __init__(self, pilot: Pilot, rate: RateFollower | None, stack: contextlib.ExitStack) -> None:
+        self._pilot, self._rate, self._stack = pilot, rate, stack
+        self._simulated = pilot.device.info.simulated
+        self._completion = Completion(on_gpu=False if self._simulated else None)
         self._batch_size = 0  # of the batch handed out last
         self._handed_out: PassBatches | None = None  # what that batch is one of, until it is trained on
-        self._sizes = tuple(sorted(set(batch_sizes)))
-        workload = WorkloadInfo(name, f"tune-{name}")
-        with contextlib.ExitStack() as stack:
-            kept = stack.enter_context(Store(store)) if store else None
-            known = kept.measurements(kept.profile_id(device.info, workload)) if kept else ()
-            log = inbox = None
-            if folder is not None:
-                path = folder / "log.jsonl"
-                if path.exists() and path.stat().st_size:
-                    raise InputError(f"There is a run in {folder} already.", hint="Name another folder.")
-                folder.mkdir(parents=True, exist_ok=True)
-                log = stack.enter_context(RunLog(path))
-                inbox = Inbox(folder)
-                if warning := stack.enter_context(register_run(folder, name, device.info.name)):
-                    _log.warning(warning)
-            self._pilot = Pilot(
-                device,
-                workload,
-                batch_sizes,
-                live,
-                convergence=convergence,
-                cost=cost,
-                known=known,
-                references=references,
-                saver=Saver(kept, device.info, workload) if kept else None,
-                log=log,
-                inbox=inbox,
-                listener=_warn,
-                set_modes=set_modes,
-                options=options,
-            )
-            self._stack = stack.pop_all()
+        self._sizes = pilot.batch_sizes  # all that may be offered
 
     def __enter__(self) -> Self:
         try:
@@ -226,8 +132,6 @@ class Tuner:
         ``more`` goes to PyTorch's ``DataLoader`` (``num_workers``, ``collate_fn``, …). Batch sizes larger than the data
         set are left out.
         """
-        from underwatt.jobs.batches import open_pass
-
         batches, reopen = open_pass(
             dataset, lambda: self._pilot.batch_size, shuffle=shuffle, drop_last=drop_last, **more
         )
@@ -255,8 +159,6 @@ class Tuner:
 
     def _offer(self, length: int) -> None:
         """Choose among the batch sizes that a data set can fill."""
-        from underwatt.jobs.batches import fillable, left_out
-
         sizes = fillable(self._sizes, length)
         if sizes != self._pilot.batch_sizes:
             self._pilot.offer(sizes)
@@ -272,8 +174,6 @@ class Tuner:
         ``OutOfMemoryError`` where there is no smaller batch size, and where the optimizer had begun to change the
         model, which nobody can do again.
         """
-        from underwatt.jobs.faults import UpdateWatch, half_updated, ran_out_of_memory
-
         watch = UpdateWatch()
         try:
             with watch:
@@ -347,6 +247,68 @@ class Tuner:
     def elapsed_s(self) -> float:
         """Seconds of the device's time since the start."""
         return self._pilot.elapsed_s
+
+
+class RateFollower:
+    """Has an optimizer's learning rate follow the batch size, for the length of each of its steps.
+
+    Outside its own ``step`` the optimizer has its own rate, so that a learning-rate scheduler, wherever a loop calls
+    it, and a checkpoint never see ours.
+    """
+
+    def __init__(self, optimizer: Any, lr_batch_size: int, rule: LrRule | None = None) -> None:
+        self._optimizer = getattr(optimizer, "optimizer", optimizer)  # Accelerate and Lightning wrap it
+        self._lr_batch_size = lr_batch_size
+        self._rule: LrRule = rule if rule is not None else usual_rule(self._optimizer)
+        self._batch_size = lr_batch_size
+        self._own: Sequence[Any] | None = None
+        self._hooks: tuple[Any, ...] = ()
+        if not hasattr(self._optimizer, "register_step_pre_hook"):
+            raise InputError(
+                f"The learning rate of a {type(optimizer).__name__} cannot be followed: it is no PyTorch optimizer.",
+                hint="Leave optimizer out, and set the rate by tuner.batch_size yourself.",
+            )
+
+    def follow(self, batch_size: int) -> None:
+        """Take the rate of a batch size from the optimizer's next step on."""
+        self._batch_size = batch_size
+        if not self._hooks:
+            self._hooks = (
+                self._optimizer.register_step_pre_hook(self._scale),
+                self._optimizer.register_step_post_hook(self._back),
+            )
+
+    def close(self) -> None:
+        """Leave the optimizer alone again."""
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks = ()
+        self._back()
+
+    def _scale(self, *_: Any) -> None:
+        self._back()  # where a step raised, nobody has done it
+        groups = self._optimizer.param_groups
+        self._own = [group["lr"] for group in groups]
+        for group in groups:
+            if group["lr"]:  # a warm-up may begin at zero, a schedule end there, and a frozen group stay there
+                group["lr"] = scaled_lr(group["lr"], self._lr_batch_size, self._batch_size, self._rule)
+
+    def _back(self, *_: Any) -> None:
+        if self._own is not None:
+            for group, lr in zip(self._optimizer.param_groups, self._own, strict=True):
+                group["lr"] = lr
+            self._own = None
+
+
+def _open_log(stack: contextlib.ExitStack, folder: Path, name: str, device: Device) -> tuple[RunLog, Inbox]:
+    path = folder / "log.jsonl"
+    if path.exists() and path.stat().st_size:
+        raise InputError(f"There is a run in {folder} already.", hint="Name another folder.")
+    folder.mkdir(parents=True, exist_ok=True)
+    log = stack.enter_context(RunLog(path))
+    if warning := stack.enter_context(register_run(folder, name, device.info.name)):
+        _log.warning(warning)
+    return log, Inbox(folder)
 
 
 def _warn(event: Event) -> None:

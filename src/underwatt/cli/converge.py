@@ -22,6 +22,7 @@ from underwatt.jobs.load import load_job
 from underwatt.records import to_json
 from underwatt.store.store import Store, default_store_path
 from underwatt.studies.noise_scale import noise_scale_on_the_way
+from underwatt.studies.proxy_training import DEFAULT_PASSES, usual_effort
 from underwatt.studies.study import (
     DEFAULT_POINTS,
     DEFAULT_SEEDS,
@@ -31,7 +32,6 @@ from underwatt.studies.study import (
     spread_batch_sizes,
     study,
 )
-from underwatt.studies.train import DEFAULT_PASSES, usual_effort
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -89,11 +89,11 @@ def _converge(job: Job, workload: WorkloadInfo, store: Store) -> ConvergenceCurv
     """Samples to the target by batch size, from trainings on proxy data."""
     from underwatt.convergence.curve import fit_convergence
     from underwatt.demo.board import EVALUATE_EVERY, LIMIT
+    from underwatt.jobs.job import Effort
     from underwatt.studies.study import StudySettings, spread_batch_sizes, study
-    from underwatt.studies.train import Effort
 
     sizes = spread_batch_sizes(job.batch_sizes, STUDIED)
-    settings = StudySettings(sizes, SEEDS, Effort(LIMIT, EVALUATE_EVERY), workers=1)
+    settings = StudySettings(sizes, SEEDS, Effort(EVALUATE_EVERY, LIMIT), workers=1)
     runs = study(job, "", settings, on_run=lambda run: store.add_convergence(workload, [run])).runs
     curve = fit_convergence(runs, job.target)
     logs, _ = curve.predict(list(sizes))

@@ -26,7 +26,8 @@ from underwatt.device.base import HasStockModes, permitted_space
 from underwatt.device.registry import open_device
 from underwatt.device.session import Session
 from underwatt.errors import InputError, MissingExtraError, PredictError
-from underwatt.jobs.choose import JOB_HELP, CommandRate, choose_workload
+from underwatt.jobs.command import CommandRate
+from underwatt.jobs.workloads import JOB_HELP, choose_workload
 from underwatt.planning.choice import choose_measured, choose_setting, forecast
 from underwatt.planning.problem import Goal, Problem
 from underwatt.predict.base import SettingArray

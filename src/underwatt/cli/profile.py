@@ -17,8 +17,8 @@ from underwatt.device.base import permitted_space
 from underwatt.device.registry import open_device
 from underwatt.device.session import Session
 from underwatt.errors import InputError
-from underwatt.jobs.choose import JOB_HELP, CommandRate, choose_workload
-from underwatt.jobs.command import Limits
+from underwatt.jobs.command import CommandRate, Limits
+from underwatt.jobs.workloads import JOB_HELP, choose_workload
 from underwatt.measure.measurement import MeasureOptions
 from underwatt.measure.series import (
     expected_s,

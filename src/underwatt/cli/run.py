@@ -30,8 +30,9 @@ from underwatt.convergence.curve import targets_of
 from underwatt.device.registry import open_device
 from underwatt.errors import InputError
 from underwatt.events import BudgetChanged, Measured, Noted, Scored, SettingChanged
-from underwatt.jobs.choose import JOB_HELP, CommandRate, choose_workload
+from underwatt.jobs.command import CommandRate
 from underwatt.jobs.runs import LOG_NAME, Run, run_command, run_job
+from underwatt.jobs.workloads import JOB_HELP, choose_workload
 from underwatt.records import to_json
 from underwatt.reports.words import allowed
 from underwatt.runlog.log import read_log
@@ -47,7 +48,7 @@ if TYPE_CHECKING:
     from underwatt.convergence.curve import ConvergenceCurve
     from underwatt.device.base import Device
     from underwatt.events import Event
-    from underwatt.jobs.loop import Trained
+    from underwatt.jobs.training_loop import Trained
     from underwatt.records import WorkloadInfo
 
 
@@ -245,9 +246,9 @@ def _run_job(
 ) -> tuple[Trained, Path]:
     from underwatt.jobs import checkpoint
     from underwatt.jobs.identity import job_info
+    from underwatt.jobs.job import Effort
     from underwatt.jobs.load import load_job
-    from underwatt.jobs.loop import Effort
-    from underwatt.studies.train import usual_effort
+    from underwatt.studies.proxy_training import usual_effort
 
     loaded = load_job(spec)
     if wanted.target is not None:

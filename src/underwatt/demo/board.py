@@ -17,10 +17,11 @@ from underwatt.device.registry import open_device
 from underwatt.device.session import Session
 from underwatt.drivers.virtual.device import VirtualJetson
 from underwatt.events import Started
-from underwatt.jobs.loop import Effort, train_under_budget
+from underwatt.jobs.job import Effort
 from underwatt.jobs.runs import LOG_NAME, Run
-from underwatt.jobs.simulated import SimulatedWorkload
 from underwatt.jobs.training import Training
+from underwatt.jobs.training_loop import train_under_budget
+from underwatt.jobs.workloads import SimulatedWorkload
 from underwatt.measure.meter import SAMPLE_PERIOD_S, Trace
 from underwatt.measure.series import in_order, run_profile
 from underwatt.planning.problem import Problem

@@ -12,10 +12,11 @@ from underwatt.demo.board import EVALUATE_EVERY, LIMIT, Bench, Joules, Result
 from underwatt.demo.job import BATCH_SIZES, RESNET18
 from underwatt.device.session import Session
 from underwatt.errors import BudgetError
+from underwatt.jobs.job import Effort
 from underwatt.jobs.training import Training
 from underwatt.rivals.choices import Table, largest_batch, oracle
 from underwatt.rivals.compare import truth_of
-from underwatt.studies.train import Effort, train_to_target
+from underwatt.studies.proxy_training import train_to_target
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -43,7 +44,7 @@ class Choice:
 def samples_in_hindsight(job: Job) -> dict[int, float]:
     """Samples to the target on the data that is really trained on, by batch size; no planner is told."""
     own = replace(job, proxy_data=None, proxy_test_data=None)
-    effort = Effort(LIMIT, EVALUATE_EVERY)
+    effort = Effort(EVALUATE_EVERY, LIMIT)
     made = {size: train_to_target(own, size, job.seed, effort) for size in BATCH_SIZES}
     return {size: float(it.trained_samples) if it.ended == "reached" else math.inf for size, it in made.items()}
 

@@ -1,4 +1,17 @@
-"""A training job as an external command: any framework, any Python, any language; its steps arrive as beats."""
+"""A training job as an external command: any framework, any Python, any language; its steps arrive as beats.
+
+The environment variable ``UNDERWATT_BEATS`` holds the path of a named pipe. A job writes lines of text to it:
+
+    step                      a step is complete now
+    step 5120.250417          a step was complete at this time of CLOCK_MONOTONIC, in seconds
+    step 5120.250417 10       ten steps were, the last of them at this time
+    step - 10                 ten steps are complete now
+    metric 0.913              the model scores this on held-out data
+    oom                       this batch size does not fit in memory
+
+The pipe may be opened once or for each line (``echo step > "$UNDERWATT_BEATS"``), by any number of processes. A line
+that is none of these is counted and otherwise ignored. The job's end needs no line: its exit code says how it went.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +23,6 @@ import selectors
 import shutil
 import signal
 import subprocess
-import sys
 import tempfile
 import threading
 import time
@@ -19,10 +31,10 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
 from underwatt.errors import JobError, StepError, WorkloadError
-from underwatt.jobs import guard
+from underwatt.jobs import command_guard
 from underwatt.jobs.faults import does_not_fit, kernel_oom_kills, says_out_of_memory
 from underwatt.jobs.identity import command_info
-from underwatt.jobs.job import LrRule, scaled_lr
+from underwatt.jobs.job import scaled_lr
 from underwatt.measure.workload import Beat
 
 if TYPE_CHECKING:
@@ -30,225 +42,16 @@ if TYPE_CHECKING:
 
     from underwatt.records import WorkloadInfo
 
-
-# The line protocol by which a training job in any language reports its steps.
-#
-# The environment variable ``UNDERWATT_BEATS`` holds the path of a named pipe. A job writes lines of text to it:
-#
-#     step                      a step is complete now
-#     step 5120.250417          a step was complete at this time of CLOCK_MONOTONIC, in seconds
-#     step 5120.250417 10       ten steps were, the last of them at this time
-#     step - 10                 ten steps are complete now
-#     metric 0.913              the model scores this on held-out data
-#     oom                       this batch size does not fit in memory
-#
-# The pipe may be opened once or for each line (``echo step > "$UNDERWATT_BEATS"``), by any number of processes. A line
-# that is none of these is counted and otherwise ignored. The job's end needs no line: its exit code says how it went.
-
 BEATS_VARIABLE = "UNDERWATT_BEATS"
-LONGEST_LINE = 200
-MOST_STEPS = 10**9
-
-
-@dataclass(frozen=True, slots=True)
-class StepLine:
-    """Steps are complete, at a time where the sender named one."""
-
-    at_s: float | None = None
-    steps: int = 1
-
-
-@dataclass(frozen=True, slots=True)
-class MetricLine:
-    """The model scores this on held-out data."""
-
-    value: float
-
-
-@dataclass(frozen=True, slots=True)
-class OomLine:
-    """The batch size does not fit in memory."""
-
-
-Line = StepLine | MetricLine | OomLine
-
-
-def parse_line(raw: bytes) -> Line | None:
-    """What a line says, or ``None`` for one that is not of this protocol."""
-    try:
-        words = raw.decode("ascii").split()
-    except UnicodeDecodeError:
-        return None
-    try:
-        match words:
-            case ["step"]:
-                return StepLine()
-            case ["step", at]:
-                return StepLine(_time(at))
-            case ["step", at, count]:
-                return StepLine(_time(at), _count(count))
-            case ["metric", value]:
-                return MetricLine(_finite(value))
-            case ["oom"]:
-                return OomLine()
-    except ValueError:
-        return None
-    return None
-
-
-def _time(word: str) -> float | None:
-    return None if word == "-" else _finite(word)
-
-
-def _finite(word: str) -> float:
-    value = float(word)
-    if not math.isfinite(value):
-        raise ValueError(word)
-    return value
-
-
-def _count(word: str) -> int:
-    count = int(word)
-    if not 1 <= count <= MOST_STEPS:
-        raise ValueError(word)
-    return count
-
-
-class LineSplitter:
-    """Lines out of a stream of chunks; what never ends in a newline is cut at the longest line."""
-
-    def __init__(self) -> None:
-        self._rest = b""
-
-    def feed(self, chunk: bytes) -> list[bytes]:
-        """The lines that this chunk completes, empty ones left out."""
-        *lines, rest = (self._rest + chunk).split(b"\n")
-        if len(rest) > LONGEST_LINE:
-            lines.append(rest[:LONGEST_LINE])
-            rest = b""
-        self._rest = rest
-        return [line for line in lines if line.strip()]
-
-
-# The ear of an external job: one thread that stamps beats as they arrive and keeps the end of its output.
-
-CHUNK_BYTES = 65536
-OUTPUT_KEPT_BYTES = 16384
-HOPELESS_LINES = 100
-
-
-@dataclass(frozen=True, slots=True)
-class Garbage:
-    """Lines that are not of the protocol: how many so far, and the first of them."""
-
-    lines: int = 0
-    example: str = ""
-
-    @property
-    def hopeless(self) -> bool:
-        """Whether so many came that waiting for a beat makes no sense."""
-        return self.lines >= HOPELESS_LINES
-
-
-@dataclass(frozen=True, slots=True)
-class Exited:
-    """The job and all it started are gone."""
-
-
-Event = Beat | OomLine | Garbage | Exited
-
-
-class Listener:
-    """Reads a job's beats and output in a thread of its own, so that the job never waits for Underwatt."""
-
-    def __init__(self, fifo: Path) -> None:
-        # Opened for both: opening does not wait for a writer, and no writer's leaving is the end.
-        self._beats = os.open(fifo, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
-        self._splitter = LineSplitter()
-        self._last_s = time.monotonic()
-        self._garbage = Garbage()
-        self._metrics: list[float] = []
-        self._output = b""
-        self._give_up_s = math.inf
-        self._thread: threading.Thread | None = None
-        self.events: queue.SimpleQueue[Event] = queue.SimpleQueue()
-
-    def start(self, output: IO[bytes]) -> None:
-        """Listen until the output ends, which is when the last process that could write to it is gone."""
-        self._thread = threading.Thread(target=self._listen, args=(output,), name="underwatt-beats", daemon=True)
-        self._thread.start()
-
-    def stop(self) -> None:
-        """Let go of the pipe, once all that was said has been heard or after a short while."""
-        self._give_up_s = time.monotonic() + 0.5
-        if self._thread is not None:
-            self._thread.join()
-
-    @property
-    def metrics(self) -> tuple[float, ...]:
-        """The scores reported so far."""
-        return tuple(self._metrics)
-
-    @property
-    def output_tail(self) -> str:
-        """The end of what the job has printed."""
-        return self._output.decode("utf-8", "replace")
-
-    def _listen(self, output: IO[bytes]) -> None:
-        with selectors.DefaultSelector() as selector, output:
-            selector.register(self._beats, selectors.EVENT_READ)
-            selector.register(output, selectors.EVENT_READ)
-            over = False
-            while not over:
-                ready = [key.fd for key, _ in selector.select(timeout=0.2)]
-                if self._beats in ready:
-                    self._read_beats()
-                if output.fileno() in ready:
-                    chunk = os.read(output.fileno(), CHUNK_BYTES)
-                    self._output = (self._output + chunk)[-OUTPUT_KEPT_BYTES:]
-                    over = not chunk
-                over = over or time.monotonic() > self._give_up_s
-        self._read_beats()
-        os.close(self._beats)
-        self.events.put(Exited())
-
-    def _read_beats(self) -> None:
-        try:
-            chunk = os.read(self._beats, CHUNK_BYTES)
-        except BlockingIOError:
-            return
-        now_s = time.monotonic()
-        unstamped = 0
-        garbage = self._garbage.lines
-        for raw in self._splitter.feed(chunk):
-            line = parse_line(raw)
-            if isinstance(line, StepLine) and line.at_s is None:
-                unstamped += line.steps  # all of one chunk arrived at one time: one beat
-            elif isinstance(line, StepLine) and line.at_s is not None:
-                self._beat(line.at_s, line.steps, now_s)
-            elif isinstance(line, MetricLine):
-                self._metrics.append(line.value)
-            elif isinstance(line, OomLine):
-                self.events.put(line)
-            else:
-                example = self._garbage.example or raw[:60].decode("utf-8", "replace")
-                self._garbage = Garbage(self._garbage.lines + 1, example)
-        if unstamped:
-            self._beat(now_s, unstamped, now_s)
-        if self._garbage.lines > garbage and garbage < HOPELESS_LINES:
-            self.events.put(self._garbage)
-
-    def _beat(self, at_s: float, steps: int, now_s: float) -> None:
-        # A sender's time is believed only where it can be true: not before the last beat, not in the future.
-        # In a container with a clock of its own it never is, and the time of arrival is as good.
-        self._last_s = at_s if self._last_s <= at_s <= now_s else now_s
-        self.events.put(Beat(self._last_s, steps))
-
-
 EMITTER_HINT = "Have it report steps: see `python -m underwatt.jobs.emitter`, or echo step > $UNDERWATT_BEATS."
 KILLED = 128 + signal.SIGKILL
 LINES_SHOWN = 6
 LINES_JUDGED = 20  # a framework's last words; what was printed long before is not why it died
+HOPELESS_LINES = 100
+LONGEST_LINE = 200
+MOST_STEPS = 10**9
+CHUNK_BYTES = 65536
+OUTPUT_KEPT_BYTES = 16384
 
 
 @dataclass(frozen=True, slots=True)
@@ -260,7 +63,15 @@ class Limits:
     grace_s: float = 5.0  # from the request to end to being killed
 
 
-DEFAULT_LIMITS = Limits()
+@dataclass(frozen=True, slots=True)
+class CommandRate:
+    """The learning rate that fills ``{lr}`` in a command, and the batch size it suits."""
+
+    lr: float | None = None
+    lr_batch_size: int = 128
+
+
+DEFAULT_LIMITS, DEFAULT_RATE = Limits(), CommandRate()
 
 
 class CommandWorkload:
@@ -270,9 +81,7 @@ class CommandWorkload:
         self,
         command: Sequence[str],
         *,
-        lr: float | None = None,
-        lr_batch_size: int = 128,
-        lr_rule: LrRule = "sqrt",
+        rate: CommandRate = DEFAULT_RATE,
         limits: Limits = DEFAULT_LIMITS,
         info: WorkloadInfo | None = None,
     ) -> None:
@@ -281,16 +90,13 @@ class CommandWorkload:
                 "The command does not say where the batch size goes.",
                 hint="Put {batch_size} in it, as in: -- python train.py --batch-size {batch_size} --lr {lr}",
             )
-        if lr is None and any("{lr}" in word for word in command):
+        if rate.lr is None and any("{lr}" in word for word in command):
             raise JobError(
                 "The command has {lr} in it, but no learning rate was given.",
                 hint="Give the learning rate and the batch size that it suits.",
             )
         self._command = tuple(command)
-        self._lr = lr
-        self._lr_batch_size = lr_batch_size
-        self._lr_rule = lr_rule
-        self._limits = limits
+        self._rate, self._limits = rate, limits
         self.info = info or command_info(self._command)
 
     def cost(self) -> None:
@@ -300,9 +106,9 @@ class CommandWorkload:
     def arguments(self, batch_size: int) -> list[str]:
         """The command as it is run at a batch size."""
         words = [word.replace("{batch_size}", str(batch_size)) for word in self._command]
-        if self._lr is None:
+        if self._rate.lr is None:
             return words
-        lr = scaled_lr(self._lr, self._lr_batch_size, batch_size, self._lr_rule)
+        lr = scaled_lr(self._rate.lr, self._rate.lr_batch_size, batch_size, "sqrt")
         return [word.replace("{lr}", f"{lr:.9g}") for word in words]
 
     def start(self, batch_size: int) -> CommandRun:
@@ -322,7 +128,6 @@ class CommandRun:
         self._batch_size = batch_size
         self._limits = limits
         self._steps = 0
-        self._garbage = Garbage()
         self._over: WorkloadError | None = None
         self._finished = False
         self._oom_kills = kernel_oom_kills()
@@ -333,7 +138,7 @@ class CommandRun:
         try:
             self._listener = Listener(fifo)
             self._guard = subprocess.Popen(
-                [sys.executable, "-I", "-S", guard.__file__, str(lifeline_read), str(limits.grace_s), *arguments],
+                [*command_guard.COMMAND, str(lifeline_read), str(limits.grace_s), *arguments],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
@@ -349,7 +154,7 @@ class CommandRun:
     @property
     def metrics(self) -> tuple[float, ...]:
         """The scores that the command has reported so far."""
-        return self._listener.metrics
+        return tuple(self._listener.metrics)
 
     def step(self) -> Beat | None:
         """Wait for the next beat; ``None`` once the command has ended well after at least one."""
@@ -365,9 +170,8 @@ class CommandRun:
             except queue.Empty:
                 raise self._ended_by(self._hung(limit_s)) from None
             if isinstance(event, Garbage):
-                self._garbage = event
-                if not self._steps and event.hopeless:
-                    raise self._ended_by(self._talks_garbage())
+                if not self._steps:
+                    raise self._ended_by(self._sent_only_garbage())
             elif isinstance(event, OomLine):
                 raise self._ended_by(does_not_fit(self._batch_size))
             elif isinstance(event, Exited):
@@ -409,29 +213,28 @@ class CommandRun:
                 f"The command reported {self._steps} steps and then none for {limit_s:g} s, so it was ended.",
                 hint=f"Raise the limit if a step may take that long. {self._last_lines()}",
             )
-        if self._garbage.lines:
-            return self._talks_garbage()
+        if self._listener.garbage_lines:
+            return self._sent_only_garbage()
         return StepError(
             f"The command ran for {limit_s:g} s without reporting a step, so it was ended.",
             hint=f"{EMITTER_HINT} {self._last_lines()}",
         )
 
-    def _talks_garbage(self) -> WorkloadError:
+    def _sent_only_garbage(self) -> WorkloadError:
         return StepError(
-            f"The command sent {self._garbage.lines} lines that are not beats, such as {self._garbage.example!r}, "
-            "and no beat.",
+            f"The command sent {self._listener.garbage_lines} lines that are not beats, such as "
+            f"{self._listener.garbage_example!r}, and no beat.",
             hint=EMITTER_HINT,
         )
 
     def _judge_exit(self, code: int) -> WorkloadError | None:
-        output = self._listener.output_tail
         if code == 0:
             if self._steps:
                 return None
-            if self._garbage.lines:
-                return self._talks_garbage()
+            if self._listener.garbage_lines:
+                return self._sent_only_garbage()
             return StepError("The command ended without reporting a step.", hint=EMITTER_HINT)
-        lines = output.strip().splitlines()
+        lines = self._listener.last_lines()
         if says_out_of_memory("\n".join(lines[-LINES_JUDGED:])) or (
             code == KILLED and kernel_oom_kills() > self._oom_kills
         ):
@@ -439,12 +242,172 @@ class CommandRun:
         how = f"was killed by signal {code - 128}" if code > 128 else f"ended with exit code {code}"
         if code < 0:
             how = f"lost its guard process to signal {-code}"
-        last = lines[-1:] or ["it printed nothing"]
+        last = lines[-1].strip()[:300].rstrip(".") if lines else "it printed nothing"
         return StepError(
-            f"The command {how} after {self._steps} steps: {last[0].strip()[:300].rstrip('.')}.",
-            hint=self._last_lines() if len(lines) > 1 else "",
+            f"The command {how} after {self._steps} steps: {last}.", hint=self._last_lines() if len(lines) > 1 else ""
         )
 
     def _last_lines(self) -> str:
-        lines = self._listener.output_tail.strip().splitlines()[-LINES_SHOWN:]
+        lines = self._listener.last_lines()[-LINES_SHOWN:]
         return "Its last output:\n" + "\n".join(f"  {line}" for line in lines) if lines else "It printed nothing."
+
+
+@dataclass(frozen=True, slots=True)
+class StepLine:
+    """Steps are complete, at a time where the sender named one."""
+
+    at_s: float | None = None
+    steps: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class MetricLine:
+    """The model scores this on held-out data."""
+
+    value: float
+
+
+@dataclass(frozen=True, slots=True)
+class OomLine:
+    """The batch size does not fit in memory."""
+
+
+def parse_line(raw: bytes) -> StepLine | MetricLine | OomLine | None:
+    """What a line says, or ``None`` for one that is not of this protocol."""
+    try:
+        match raw.decode("ascii").split():
+            case ["step"]:
+                return StepLine()
+            case ["step", at]:
+                return StepLine(_time_s(at))
+            case ["step", at, count] if 1 <= int(count) <= MOST_STEPS:
+                return StepLine(_time_s(at), int(count))
+            case ["metric", value]:
+                return MetricLine(_finite(value))
+            case ["oom"]:
+                return OomLine()
+    except ValueError:
+        pass
+    return None
+
+
+def _time_s(word: str) -> float | None:
+    return None if word == "-" else _finite(word)
+
+
+def _finite(word: str) -> float:
+    value = float(word)
+    if not math.isfinite(value):
+        raise ValueError(word)
+    return value
+
+
+class LineSplitter:
+    """Lines out of a stream of chunks; what never ends in a newline is cut at the longest line."""
+
+    def __init__(self) -> None:
+        self._rest = b""
+
+    def feed(self, chunk: bytes) -> list[bytes]:
+        """The lines that this chunk completes, empty ones left out."""
+        *lines, rest = (self._rest + chunk).split(b"\n")
+        if len(rest) > LONGEST_LINE:
+            lines.append(rest[:LONGEST_LINE])
+            rest = b""
+        self._rest = rest
+        return [line for line in lines if line.strip()]
+
+
+@dataclass(frozen=True, slots=True)
+class Garbage:
+    """So many lines were not of the protocol that waiting for a beat makes no sense."""
+
+
+@dataclass(frozen=True, slots=True)
+class Exited:
+    """The job and all it started are gone."""
+
+
+Event = Beat | OomLine | Garbage | Exited
+
+
+class Listener:
+    """Reads a job's beats and output in a thread of its own, so that the job never waits for Underwatt."""
+
+    def __init__(self, fifo: Path) -> None:
+        # Opened for both: opening does not wait for a writer, and no writer's leaving is the end.
+        self._beats = os.open(fifo, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
+        self._splitter = LineSplitter()
+        self._last_s = time.monotonic()
+        self.garbage_lines, self.garbage_example = 0, ""  # lines that are not of the protocol, and the first of them
+        self.metrics: list[float] = []  # scores reported so far
+        self._output = b""
+        self._give_up_s = math.inf
+        self._thread: threading.Thread | None = None
+        self.events: queue.SimpleQueue[Event] = queue.SimpleQueue()
+
+    def start(self, output: IO[bytes]) -> None:
+        """Listen until the output ends, which is when the last process that could write to it is gone."""
+        self._thread = threading.Thread(target=self._listen, args=(output,), name="underwatt-beats", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Let go of the pipe, once all that was said has been heard or after a short while."""
+        self._give_up_s = time.monotonic() + 0.5
+        if self._thread is not None:
+            self._thread.join()
+
+    def last_lines(self) -> list[str]:
+        """The end of what the job has printed."""
+        return self._output.decode("utf-8", "replace").strip().splitlines()
+
+    def _listen(self, output: IO[bytes]) -> None:
+        with selectors.DefaultSelector() as selector, output:
+            selector.register(self._beats, selectors.EVENT_READ)
+            selector.register(output, selectors.EVENT_READ)
+            over = False
+            while not over:
+                ready = [key.fd for key, _ in selector.select(timeout=0.2)]
+                if self._beats in ready:
+                    self._read_beats()
+                if output.fileno() in ready:
+                    chunk = os.read(output.fileno(), CHUNK_BYTES)
+                    self._output = (self._output + chunk)[-OUTPUT_KEPT_BYTES:]
+                    over = not chunk
+                over = over or time.monotonic() > self._give_up_s
+        self._read_beats()
+        os.close(self._beats)
+        self.events.put(Exited())
+
+    def _read_beats(self) -> None:
+        try:
+            chunk = os.read(self._beats, CHUNK_BYTES)
+        except BlockingIOError:
+            return
+        now_s = time.monotonic()
+        unstamped = 0
+        garbage_before = self.garbage_lines
+        for raw in self._splitter.feed(chunk):
+            line = parse_line(raw)
+            if isinstance(line, StepLine):
+                if line.at_s is None:
+                    unstamped += line.steps  # all of one chunk arrived at one time: one beat
+                else:
+                    self._beat(line.at_s, line.steps, now_s)
+            elif isinstance(line, MetricLine):
+                self.metrics.append(line.value)
+            elif isinstance(line, OomLine):
+                self.events.put(line)
+            else:
+                self.garbage_lines += 1
+                self.garbage_example = self.garbage_example or raw[:60].decode("utf-8", "replace")
+        if unstamped:
+            self._beat(now_s, unstamped, now_s)
+        if garbage_before < HOPELESS_LINES <= self.garbage_lines:
+            self.events.put(Garbage())
+
+    def _beat(self, at_s: float, steps: int, now_s: float) -> None:
+        # A sender's time is believed only where it can be true: not before the last beat, not in the future.
+        # In a container with a clock of its own it never is, and the time of arrival is as good.
+        self._last_s = at_s if self._last_s <= at_s <= now_s else now_s
+        self.events.put(Beat(self._last_s, steps))

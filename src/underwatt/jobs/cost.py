@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from underwatt.errors import JobError, UnderwattError
 from underwatt.jobs._torch import FlopCounterMode, TorchDispatchMode, saved_tensors_hooks, torch
-from underwatt.jobs.training import as_dataset, build_model, first_batch, forward, loss_of, to_device
+from underwatt.jobs.data import as_dataset, first_batch
+from underwatt.jobs.training import build_model, forward, loss_of, to_device
 from underwatt.records import WorkloadCost
 
 if TYPE_CHECKING:
@@ -79,8 +80,7 @@ def _count_step(job: Job, model: torch.nn.Module, batch_size: int) -> _Count:
             saved[_storage_key(value)] = value.untyped_storage()
         return value
 
-    traffic = _Traffic()
-    with flops, traffic:
+    with flops, _Traffic() as traffic:
         with saved_tensors_hooks(save, lambda value: value):
             loss = loss_of(job, *forward(job, model, batch))
         activation_bytes = float(sum(storage.nbytes() for storage in saved.values()))
@@ -88,7 +88,7 @@ def _count_step(job: Job, model: torch.nn.Module, batch_size: int) -> _Count:
     return _Count(flops.get_total_flops(), traffic.bytes_moved, traffic.kernels, activation_bytes)
 
 
-def _count_update(optimizer: torch.optim.Optimizer) -> _Count:
+def _count_update(optimizer: torch.optim.Optimizer) -> _Traffic:
     """One step of the optimizer, in the multi-tensor form that PyTorch uses on a GPU."""
     for group in optimizer.param_groups:
         if group.get("foreach", False) is None and not group.get("fused"):
@@ -97,7 +97,7 @@ def _count_update(optimizer: torch.optim.Optimizer) -> _Count:
     traffic = _Traffic()
     with traffic:
         optimizer.step()
-    return _Count(0.0, traffic.bytes_moved, traffic.kernels, 0.0)
+    return traffic
 
 
 def _convolution_backward_flops(

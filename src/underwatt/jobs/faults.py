@@ -1,4 +1,8 @@
-"""What a user's training step raises, as one of our errors: out of memory is an answer, all else is a failed step."""
+"""What goes wrong in a user's training step, as one of our errors: out of memory is an answer, all else is a failure.
+
+A step that ran out of memory can be done again, unless its optimizer had begun to change the model: ``UpdateWatch``
+tells.
+"""
 
 from __future__ import annotations
 
@@ -15,10 +19,8 @@ if TYPE_CHECKING:
 
     from typing_extensions import Self
 
-
-# Out of memory, in the many ways that frameworks and systems say it.
-
-_SAID = re.compile(
+_Result = TypeVar("_Result")
+_OUT_OF_MEMORY = re.compile(
     r"out of memory|OutOfMemory|CUBLAS_STATUS_ALLOC_FAILED|can't allocate memory|NvMapMemAlloc|RESOURCE_EXHAUSTED"
     r"|^(\S+\.)?_?(Array)?MemoryError\b",
     re.IGNORECASE | re.MULTILINE,
@@ -27,12 +29,12 @@ _SAID = re.compile(
 
 def says_out_of_memory(text: str) -> bool:
     """Whether an error text of PyTorch, another framework or the system means that memory ran out."""
-    return _SAID.search(text) is not None
+    return _OUT_OF_MEMORY.search(text) is not None
 
 
-def does_not_fit(batch_size: int) -> OutOfMemoryError:
-    """The one error for a batch size that is too large."""
-    return OutOfMemoryError(f"Batch size {batch_size} does not fit in memory.", hint="Use a smaller batch size.")
+def ran_out_of_memory(error: Exception) -> bool:
+    """Whether this is how PyTorch, or the system, says that memory ran out."""
+    return isinstance(error, (MemoryError, OutOfMemoryError)) or says_out_of_memory(_text(error))
 
 
 def kernel_oom_kills() -> int:
@@ -44,7 +46,17 @@ def kernel_oom_kills() -> int:
         return 0
 
 
-_Result = TypeVar("_Result")
+def does_not_fit(batch_size: int) -> OutOfMemoryError:
+    """The one error for a batch size that is too large."""
+    return OutOfMemoryError(f"Batch size {batch_size} does not fit in memory.", hint="Use a smaller batch size.")
+
+
+def half_updated(batch_size: int, hint: str) -> OutOfMemoryError:
+    """The error for a model that may be half changed."""
+    return OutOfMemoryError(
+        f"Memory ran out while the optimizer changed the model, at batch size {batch_size}: it may be half changed.",
+        hint=hint,
+    )
 
 
 @contextmanager
@@ -59,7 +71,7 @@ def job_faults(batch_size: int, of_run: str = "") -> Iterator[None]:
         raise error from cause
 
 
-def guarded(batch_size: int, call: Callable[[], _Result]) -> _Result:
+def call_job(batch_size: int, call: Callable[[], _Result]) -> _Result:
     """Call into a job, its faults translated; an error about memory remembers nothing, not even the fault itself."""
     try:
         return call()
@@ -72,15 +84,15 @@ def guarded(batch_size: int, call: Callable[[], _Result]) -> _Result:
 
 
 def _translated(exc: Exception, batch_size: int, of_run: str = "") -> tuple[WorkloadError, Exception | None]:
-    text = "".join(traceback.format_exception_only(exc)).strip()
-    if isinstance(exc, MemoryError) or says_out_of_memory(text):
+    if ran_out_of_memory(exc):
         traceback.clear_frames(exc.__traceback__)
         return does_not_fit(batch_size), None
-    last = text.splitlines()[0].rstrip(".")
-    return StepError(f"The job failed in a step at batch size {batch_size}{of_run}: {last}."), exc
+    first = _text(exc).splitlines()[0].rstrip(".")
+    return StepError(f"The job failed in a step at batch size {batch_size}{of_run}: {first}."), exc
 
 
-# A step that ran out of memory can be done again, unless its optimizer had begun to change the model.
+def _text(error: Exception) -> str:
+    return "".join(traceback.format_exception_only(error)).strip()
 
 
 class UpdateWatch:
@@ -102,17 +114,3 @@ class UpdateWatch:
 
     def _begins(self, *_: Any) -> None:
         self.begun = True
-
-
-def ran_out_of_memory(error: Exception) -> bool:
-    """Whether this is how PyTorch, or the system, says that memory ran out."""
-    said = "".join(traceback.format_exception_only(error))
-    return isinstance(error, (MemoryError, OutOfMemoryError)) or says_out_of_memory(said)
-
-
-def half_updated(batch_size: int, hint: str) -> OutOfMemoryError:
-    """The error for a model that may be half changed."""
-    return OutOfMemoryError(
-        f"Memory ran out while the optimizer changed the model, at batch size {batch_size}: it may be half changed.",
-        hint=hint,
-    )

@@ -37,7 +37,8 @@ def job_info(job: Job) -> WorkloadInfo:
 
     The code of classes and functions from outside PyTorch is part of it: the same layers can be wired differently.
     """
-    from underwatt.jobs.training import as_dataset, build_model, device_of
+    from underwatt.jobs.data import as_dataset
+    from underwatt.jobs.training import build_model, device_of
 
     torch = require("torch", extra="torch")
     model = build_model(job, job.seed)

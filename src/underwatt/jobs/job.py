@@ -1,4 +1,4 @@
-"""A training job as its author describes it: model, data, and what to reach."""
+"""A training job as its author describes it: model, data, what to reach, and how its learning rate follows batches."""
 
 from __future__ import annotations
 
@@ -8,20 +8,17 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 
 from underwatt._imports import require
-from underwatt.errors import JobError
+from underwatt.errors import InputError, JobError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     import torch
 
-
-# How the learning rate follows the batch size.
-
+DEFAULT_BATCH_SIZES = (4, 8, 16, 32, 64, 128)
 RuleName = Literal["sqrt", "linear", "none"]
 # A callable gets (learning rate, its batch size, the new batch size) and returns the new learning rate.
 LrRule: TypeAlias = RuleName | Callable[[float, int, int], float]
-
 RULES: tuple[str, ...] = get_args(RuleName)
 
 
@@ -50,8 +47,25 @@ def scaled_lr(lr: float, base_batch_size: int, batch_size: int, rule: LrRule) ->
     return scaled
 
 
-DEFAULT_BATCH_SIZES = (4, 8, 16, 32, 64, 128)
-HOLD_OUT = 0.2
+def usual_rule(optimizer: Any) -> LrRule:
+    """Linear for SGD, the square root for all others."""
+    return "linear" if any(kind.__name__ == "SGD" for kind in type(optimizer).__mro__) else "sqrt"
+
+
+@dataclass(frozen=True, slots=True)
+class Effort:
+    """How often the model is tested, and after how many samples it is given up; alike for all batch sizes."""
+
+    evaluate_every_samples: int
+    limit_samples: float = math.inf
+
+    def __post_init__(self) -> None:
+        if self.limit_samples < 1 or self.evaluate_every_samples < 1:
+            raise InputError(
+                f"A limit of {self.limit_samples} samples with a score every {self.evaluate_every_samples} makes no "
+                "sense.",
+                hint="Both must be at least 1.",
+            )
 
 
 @dataclass(frozen=True, eq=False)
@@ -109,7 +123,11 @@ class Job:
 
     def lr_at(self, batch_size: int) -> float:
         """The learning rate at a batch size."""
-        rule = self.lr_rule if self.lr_rule is not None else self._usual_rule()
+        rule = self.lr_rule
+        if rule is None:
+            torch = require("torch", extra="torch")
+            # Asked of a real optimizer, so that classes, partials and lambdas are all understood.
+            rule = usual_rule(self.make_optimizer([torch.nn.Parameter(torch.zeros(1))], self.lr))
         return scaled_lr(self.lr, self.lr_batch_size, batch_size, rule)
 
     def reached(self, value: float) -> bool:
@@ -122,22 +140,14 @@ class Job:
         optimizer: torch.optim.Optimizer = make(parameters, lr=lr)
         return optimizer
 
-    def _usual_rule(self) -> LrRule:
-        torch = require("torch", extra="torch")
-        # Asked of a real optimizer, so that classes, partials and lambdas are all understood.
-        optimizer = self.make_optimizer([torch.nn.Parameter(torch.zeros(1))], self.lr)
-        return "linear" if isinstance(optimizer, torch.optim.SGD) else "sqrt"
-
 
 def _check_data(name: str, data: Any) -> None:
-    lengths = {len(part) for part in data} if isinstance(data, tuple) else None
-    if lengths is None:
-        if not (hasattr(data, "__len__") and hasattr(data, "__getitem__")):
-            raise JobError(
-                f"The job's {name} has no length or cannot be indexed ({type(data).__name__}).",
-                hint="Give a map-style dataset, or a tuple of tensors such as (images, labels).",
-            )
-        lengths = {len(data)}
+    if not isinstance(data, tuple) and not (hasattr(data, "__len__") and hasattr(data, "__getitem__")):
+        raise JobError(
+            f"The job's {name} has no length or cannot be indexed ({type(data).__name__}).",
+            hint="Give a map-style dataset, or a tuple of tensors such as (images, labels).",
+        )
+    lengths = {len(part) for part in data} if isinstance(data, tuple) else {len(data)}
     if len(lengths) > 1:
         raise JobError(
             f"The tensors of the job's {name} differ in length: {sorted(lengths)}.",

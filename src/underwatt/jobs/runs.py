@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from underwatt.device.base import Device
     from underwatt.events import Event
     from underwatt.jobs.checkpoint import Progress
-    from underwatt.jobs.job import Job
-    from underwatt.jobs.loop import Effort, Trained
+    from underwatt.jobs.job import Effort, Job
+    from underwatt.jobs.training_loop import Trained
     from underwatt.measure.workload import Workload
     from underwatt.records import Measurement, Profile, WorkloadCost, WorkloadInfo
     from underwatt.store.store import Store
@@ -94,10 +94,10 @@ class Run:
 def run_job(run: Run, job: Job, effort: Effort, *, resume: bool = False) -> Trained:
     """Train a PyTorch job to its target, in this process; ``resume`` goes on where the folder's run stopped."""
     from underwatt.jobs import checkpoint
-    from underwatt.jobs.batches import fillable, left_out
+    from underwatt.jobs.data import fillable, left_out, train_and_test
     from underwatt.jobs.identity import job_info
-    from underwatt.jobs.loop import train_under_budget
-    from underwatt.jobs.training import Training, train_and_test
+    from underwatt.jobs.training import Training
+    from underwatt.jobs.training_loop import train_under_budget
 
     workload = job_info(job)
     length = len(train_and_test(job)[0])

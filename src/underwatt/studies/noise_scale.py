@@ -36,22 +36,21 @@ class NoiseScaleMeter:
     def __init__(self, decay: float = 0.98) -> None:
         if not 0 < decay < 1:
             raise InputError(f"A decay of {decay!r} makes no sense.", hint="Use a value between 0 and 1, such as 0.98.")
-        self._decay = decay
         self._signal = _Average(decay)
         self._noise = _Average(decay)
         self.steps = 0
 
-    def add(self, part_squares: Sequence[float], whole_square: float, part_samples: int) -> None:
+    def add(self, part_squares: Sequence[float], mean_square: float, part_samples: int) -> None:
         """Count one step: squared norms of each part's gradient and of their mean, and the samples in a part."""
         parts = len(part_squares)
         if parts < 2 or part_samples < 1:
             raise InputError("The noise scale needs at least two parts of a batch, each of at least one sample.")
         small, large = part_samples, part_samples * parts
         small_square = sum(part_squares) / parts
-        if not (math.isfinite(small_square) and math.isfinite(whole_square)):
+        if not (math.isfinite(small_square) and math.isfinite(mean_square)):
             return  # a diverged step says nothing about noise
-        self._signal.add((large * whole_square - small * small_square) / (large - small))
-        self._noise.add((small_square - whole_square) / (1 / small - 1 / large))
+        self._signal.add((large * mean_square - small * small_square) / (large - small))
+        self._noise.add((small_square - mean_square) / (1 / small - 1 / large))
         self.steps += 1
 
     def backward(self, parameters: Iterable[Any], losses: Sequence[Any], part_samples: int) -> None:
@@ -142,16 +141,8 @@ def noise_scale_on_the_way(job: Job, runs: Sequence[ConvergenceRun]) -> NoiseSca
 
 def measure_noise_scale(job: Job, batch_size: int, *, steps: int = 200, seed: int = 0) -> NoiseScaleMeter:
     """Train the job on its proxy data for some steps, each on two halves of a batch, and meter the noise."""
-    from underwatt.jobs.training import (
-        EndlessBatches,
-        build_model,
-        device_of,
-        endless_loader,
-        forward,
-        loss_of,
-        to_device,
-        train_and_test,
-    )
+    from underwatt.jobs.data import EndlessBatches, open_loader, train_and_test
+    from underwatt.jobs.training import build_model, device_of, forward, loss_of, to_device
 
     if batch_size < 2:
         raise PredictError("The noise scale needs a batch of at least two samples.", hint="Use a larger batch size.")
@@ -162,8 +153,8 @@ def measure_noise_scale(job: Job, batch_size: int, *, steps: int = 200, seed: in
     parameters = list(model.parameters())
     optimizer = job.make_optimizer(parameters, job.lr_at(2 * half))
     train, _ = train_and_test(job, proxy=True)
-    order = EndlessBatches(len(train), half, seed)
-    batches = endless_loader(job, train, order, pin_memory=device.type == "cuda")
+    halves_in_order = EndlessBatches(len(train), half, seed)
+    batches = open_loader(job, train, batch_sampler=halves_in_order, pin_memory=device.type == "cuda")
     meter = NoiseScaleMeter()
     for _ in range(steps):
         halves = [to_device(next(batches), device) for _ in range(2)]

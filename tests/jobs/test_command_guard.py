@@ -2,16 +2,15 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 
-from underwatt.jobs import guard
+from underwatt.jobs import command_guard
 
 
 def _run(*command: str) -> subprocess.CompletedProcess[str]:
     read, write = os.pipe()
     try:
         return subprocess.run(
-            [sys.executable, "-I", "-S", guard.__file__, str(read), "1", *command],
+            [*command_guard.COMMAND, str(read), "1", *command],
             pass_fds=[read],
             env={**os.environ, "UNDERWATT_BEATS": "/nonexistent/beats"},
             capture_output=True,
@@ -35,7 +34,7 @@ def test_a_signal_becomes_the_code_that_shells_use():
 
 def test_a_program_that_cannot_be_run():
     done = _run("/nonexistent/program")
-    assert done.returncode == guard.NOT_FOUND
+    assert done.returncode == command_guard.NOT_FOUND
     assert "No such file" in done.stderr
 
 
@@ -49,5 +48,5 @@ def test_descendants_of_a_process_with_an_odd_name(tmp_path):
     link.symlink_to("/bin/sh")
     with subprocess.Popen([link, "-c", "sleep 100 & echo $!; wait"], stdout=subprocess.PIPE) as process:
         sleeper = int(process.stdout.readline())
-        assert set(guard.descendants(os.getpid())) >= {process.pid, sleeper}
+        assert set(command_guard.descendants(os.getpid())) >= {process.pid, sleeper}
         os.kill(sleeper, 9)

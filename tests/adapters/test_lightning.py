@@ -17,29 +17,19 @@ pytest.importorskip("lightning.pytorch", reason="Lightning is not installed")
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer, seed_everything
 from lightning.pytorch.callbacks import ModelCheckpoint
+from profile_helpers import COST
 from torch.utils.data import DataLoader, TensorDataset
 
+from underwatt.adapters.callback_base import CANNOT
 from underwatt.adapters.lightning import BudgetCallback
-from underwatt.adapters.trainer import CANNOT
 from underwatt.adapters.tuner import Tuner
 from underwatt.device.registry import open_device
 from underwatt.errors import InputError, MissingExtraError, OutOfMemoryError
-from underwatt.records import WorkloadCost
 from underwatt.runlog.inbox import post_budget, running_runs
 from underwatt.runlog.log import read_log
 from underwatt.store.store import Store
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
-COST = WorkloadCost(
-    flops_per_sample=5e8,
-    bytes_per_sample=1e7,
-    bytes_per_step=1e8,
-    kernels_per_step=300,
-    load_bytes_per_sample=1e4,
-    parameters=1e7,
-    state_bytes=1.6e8,
-    activation_bytes_per_sample=2e7,
-)
 SAMPLES = 160
 # What Lightning says of our tiny trainings, and of itself.
 pytestmark = [

@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from underwatt.errors import InputError, JobError, OutOfMemoryError, StepError
-from underwatt.jobs.job import Job
+from underwatt.jobs.job import Effort, Job
 from underwatt.jobs.load import load_job
-from underwatt.studies.train import Effort, crossing, train_to_target, usual_effort
+from underwatt.studies.proxy_training import crossing, train_to_target, usual_effort
 
 ADDRESS = f"{Path(__file__).parents[1] / 'helpers' / 'small_job.py'}:job"
 EFFORT = Effort(limit_samples=20_000, evaluate_every_samples=64)
@@ -37,7 +37,7 @@ def test_it_trains_on_proxy_data_and_scores_on_held_out_proxy_data(job: Job) -> 
     noise = (job.data[0], torch.randint(3, (100,)))
     assert train_to_target(replace(job, data=noise), 16, 0, EFFORT).ended == "reached"
     mixed = (job.proxy_test_data[0], torch.randint(3, (300,)))
-    assert train_to_target(replace(job, proxy_test_data=mixed), 16, 0, Effort(1000, 100)).ended == "limit"
+    assert train_to_target(replace(job, proxy_test_data=mixed), 16, 0, Effort(100, 1000)).ended == "limit"
 
 
 def test_a_seed_gives_the_same_run_again_and_another_seed_another(job: Job) -> None:
@@ -54,17 +54,17 @@ def test_a_seed_gives_the_same_run_again_and_another_seed_another(job: Job) -> N
 
 def test_all_batch_sizes_are_scored_after_the_same_numbers_of_samples(job: Job) -> None:
     never = replace(job, target=2.0)
-    scored = {tuple(s for s, _ in train_to_target(never, size, 0, Effort(512, 128)).scores) for size in (4, 16, 64)}
+    scored = {tuple(s for s, _ in train_to_target(never, size, 0, Effort(128, 512)).scores) for size in (4, 16, 64)}
     assert scored == {(0, 128, 256, 384, 512)}
 
 
 def test_a_batch_larger_than_the_distance_between_scores_is_scored_each_step(job: Job) -> None:
-    outcome = train_to_target(replace(job, target=2.0), 100, 0, Effort(300, 64))
+    outcome = train_to_target(replace(job, target=2.0), 100, 0, Effort(64, 300))
     assert [samples for samples, _ in outcome.scores] == [0, 100, 200, 300]
 
 
 def test_a_limit_ends_a_run_as_never_reached(job: Job) -> None:
-    outcome = train_to_target(replace(job, target=2.0), 16, 0, Effort(256, 64))
+    outcome = train_to_target(replace(job, target=2.0), 16, 0, Effort(64, 256))
     assert outcome.ended == "limit"
     assert math.isnan(outcome.run.samples)
     assert not outcome.run.reached
@@ -114,7 +114,7 @@ def test_the_usual_effort_scores_no_more_than_it_trains(job: Job) -> None:
     effort = usual_effort(job, passes=10)
     assert effort == Effort(limit_samples=6000, evaluate_every_samples=300)
     with pytest.raises(InputError):
-        Effort(0, 10)
+        Effort(10, 0)
 
 
 @given(st.integers(0, 1000), st.integers(1, 1000), st.floats(-10, 10), st.floats(-10, 10), st.floats(0, 1))

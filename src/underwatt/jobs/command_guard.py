@@ -1,9 +1,9 @@
 """The process between Underwatt and a job: whatever happens to Underwatt, the job and all it started are ended.
 
-Started as ``python guard.py LIFELINE GRACE_S COMMAND…`` with a pipe whose other end Underwatt holds. When that end
+Started as ``COMMAND LIFELINE GRACE_S`` and the job's words, with a pipe whose other end Underwatt holds. When that end
 closes, because Underwatt asked or because it was killed, every descendant gets SIGTERM, and SIGKILL after the grace
-time. When the command ends by itself, what it left behind is ended the same way. Needs only the standard library,
-and is run by its path, so that it starts in a few hundredths of a second.
+time. When the job ends by itself, what it left behind is ended the same way. Needs only the standard library, and is
+run by its path, so that it starts in a few hundredths of a second.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import sys
 import time
 from pathlib import Path
 
+COMMAND = (sys.executable, "-I", "-S", __file__)  # as it is started, without site packages
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
 NOT_FOUND = 127

@@ -10,7 +10,7 @@ from torch import nn
 
 from underwatt.errors import OutOfMemoryError
 from underwatt.jobs.job import Job
-from underwatt.jobs.torch_job import TorchWorkload
+from underwatt.jobs.workloads import TorchWorkload
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here")
 

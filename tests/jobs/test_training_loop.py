@@ -13,8 +13,7 @@ from underwatt.budget import Budget
 from underwatt.control.live import LiveBudget
 from underwatt.control.pilot import Pilot
 from underwatt.errors import InputError, OutOfMemoryError, SensorError, StepError
-from underwatt.jobs import checkpoint
-from underwatt.jobs import loop as train_module
+from underwatt.jobs import checkpoint, training_loop
 from underwatt.jobs.training import Training
 
 
@@ -287,7 +286,7 @@ def test_a_full_disk_ends_no_training(tmp_path: Path, monkeypatch: pytest.Monkey
     if not Path("/dev/full").exists():
         pytest.skip("there is no /dev/full here")
     (folder / "checkpoint.tmp").symlink_to("/dev/full")
-    monkeypatch.setattr(train_module, "CHECKPOINT_PERIOD_S", 0.0)
+    monkeypatch.setattr(training_loop, "CHECKPOINT_PERIOD_S", 0.0)
     trained = train(folder, blobs(target=1.01), limit=320)
     assert trained.outcome == "limit"
     [note] = [note["text"] for note in log_in(folder).of("note") if "checkpoint" in note["text"]]

@@ -6,6 +6,7 @@ Such a trainer made its loader before the first step, so its batch size stays; t
 from __future__ import annotations
 
 import contextlib
+from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -53,12 +54,20 @@ class FixedBatchBudget:
     ) -> None:
         if (budget_w is None) == (budget is None):
             raise InputError("A callback needs budget_w or budget.", hint="Such as budget_w=10, or budget='10W peak'.")
-        self._budget_w, self._budget = budget_w, budget
-        self._given_batch_size, self._device, self._name = batch_size, device, name
-        self._store, self._folder, self._references = store, folder, references
-        self._cost, self._set_modes, self._options = cost, set_modes, options
+        self._given_batch_size, self._name, self._folder = batch_size, name, folder
+        self._tune = partial(
+            tune,
+            budget_w=budget_w,
+            budget=budget,
+            device=device,
+            store=store,
+            references=references,
+            cost=cost,
+            set_modes=set_modes,
+            options=options,
+        )
         self._tuner: Tuner | None = None  # none where nothing is under way, and in all processes but the first
-        self._elsewhere = contextlib.ExitStack()
+        self._other_work = contextlib.ExitStack()
         self._batch_size = self._parts = 0
 
     def _begin(self, *, found_batch_size: int | None, parts: int, model: nn.Module, processes: int) -> None:
@@ -71,19 +80,11 @@ class FixedBatchBudget:
             )
         name = self._name or _name_of(model)
         self._batch_size, self._parts = batch_size * parts, parts
-        tuner = tune(
-            budget_w=self._budget_w,
-            budget=self._budget,
+        tuner = self._tune(
             batch_sizes=(self._batch_size,),
-            device=self._device,
             # A step in parts takes longer than a whole one, so what is measured is kept apart.
             name=name if parts == 1 else f"{name} in {parts} parts",
-            store=self._store,
             folder=_own_folder(self._folder),
-            references=self._references,
-            cost=self._cost,
-            set_modes=self._set_modes,
-            options=self._options,
         )
         self._tuner = tuner.__enter__()
         tuner.note("info", CANNOT)
@@ -93,7 +94,7 @@ class FixedBatchBudget:
     def _step_begins(self) -> None:
         """An optimizer step begins; whatever else went on is over."""
         if self._tuner is not None:
-            self._elsewhere.close()
+            self._other_work.close()
             self._tuner.starts(self._batch_size, self._parts)
 
     def _step_ended(self, loss: Any = None) -> None:
@@ -101,21 +102,21 @@ class FixedBatchBudget:
         if self._tuner is not None:
             self._tuner.step(loss)
 
-    def _leaves_training(self) -> None:
+    def _other_work_begins(self) -> None:
         """Something else begins, such as a test of the model, and lasts until the next step at most."""
         if self._tuner is not None:
-            self._elsewhere.close()
-            self._elsewhere.enter_context(self._tuner.testing())
+            self._other_work.close()
+            self._other_work.enter_context(self._tuner.testing())
 
-    def _is_back(self) -> None:
-        """What was begun by ``_leaves_training`` is over."""
-        self._elsewhere.close()
+    def _other_work_ended(self) -> None:
+        """What was begun by ``_other_work_begins`` is over."""
+        self._other_work.close()
 
     def _end(self, error: BaseException | None = None) -> None:
         """Put everything back; may be called again."""
         tuner, self._tuner = self._tuner, None
         if tuner is not None:
-            self._elsewhere.close()
+            self._other_work.close()
             tuner.__exit__(type(error) if error else None, error, error.__traceback__ if error else None)
 
 

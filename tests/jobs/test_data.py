@@ -5,12 +5,21 @@ import time
 from itertools import islice
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from tiny_job import Listed, make, points
 
 from underwatt.errors import InputError
-from underwatt.jobs.batches import PassBatches, open_pass
-from underwatt.jobs.training import EndlessBatches
+from underwatt.jobs.data import (
+    EndlessBatches,
+    PassBatches,
+    Tensors,
+    first_batch,
+    open_loader,
+    open_pass,
+    train_and_test,
+)
 
 
 @given(st.integers(0, 300), st.integers(0, 10_000), st.booleans())
@@ -106,3 +115,42 @@ def test_a_pass_can_be_opened_again_for_what_is_left() -> None:
     assert next(loader).tolist() == [3, 4, 5]
     batches.take_back()
     assert [batch.tolist() for batch in reopen()] == [[3, 4, 5], [6, 7, 8], [9]]
+
+
+@given(st.integers(1, 50), st.integers(1, 120), st.integers(0, 5))
+def test_batches_are_full_and_every_pass_is_whole(length, size, seed):
+    batches = iter(EndlessBatches(length, size, seed))
+    drawn = [index for _ in range(4) for index in next(batches)]
+    assert len(drawn) == 4 * size
+    for start in range(0, len(drawn) - length + 1, length):
+        assert sorted(drawn[start : start + length]) == list(range(length))
+
+
+@pytest.mark.parametrize("data", [Listed(5), (torch.zeros(5, 2), torch.zeros(5)), ([[0.0]] * 5, [1] * 5)])
+def test_a_batch_may_be_larger_than_the_data(data):
+    job = make(data=data)
+    train = train_and_test(job)[0]
+    batches = open_loader(job, train, batch_sampler=EndlessBatches(len(train), 32, 0))
+    assert len(next(batches)[0]) == 32
+    assert len(first_batch(job, 7)[1]) == 7
+
+
+def test_tensors_and_datasets_hand_out_the_same_batches():
+    inputs, classes = points()
+    pairs = list(zip(inputs, classes, strict=True))
+    fast, slow = (open_loader(make(data=d), d_, batch_sampler=EndlessBatches(len(d_), 16, 3)) for d, d_ in
+                  (((inputs, classes), Tensors((inputs, classes))), (pairs, pairs)))  # fmt: skip
+    for _ in range(3):
+        for one, other in zip(next(fast), next(slow), strict=True):
+            assert torch.equal(one, other)
+
+
+def test_a_fifth_is_held_out_and_kept_apart():
+    train, test = train_and_test(make(data=Listed(100)))
+    assert len(train), len(test) == (80, 20)
+    assert not {int(x[0]) for x, _ in train} & {int(x[0]) for x, _ in test}
+    given_data, given_test = train_and_test(make(test_data=Listed(7)))
+    assert (len(given_data), len(given_test)) == (200, 7)
+    proxy, _ = train_and_test(make(proxy_data=Listed(10)), proxy=True)
+    assert len(proxy) == 8
+    assert len(train_and_test(make(data=Listed(1)))[1]) == 1

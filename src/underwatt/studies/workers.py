@@ -1,14 +1,15 @@
 """Where runs are made: in this process one after the other, or in several worker processes side by side.
 
-A worker lives on the pipe to its standard input: when this process ends, however it ends, the pipe closes and the
-worker goes too.
+A worker is ``python -m underwatt.studies.workers ADDRESS``. Lines of JSON go to its standard input, one a run, and come
+back where its standard output was: scores on the way, then how the run ended. What the job prints goes to standard
+error. A worker lives on the pipe to its standard input: when this process ends, however it ends, the pipe closes and
+the worker goes too.
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
-import math
 import os
 import queue
 import signal
@@ -16,20 +17,29 @@ import subprocess
 import sys
 import tempfile
 import threading
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
 
 from underwatt.errors import StepError, UnderwattError
-from underwatt.records import ConvergenceRun, from_json
+from underwatt.jobs.job import Effort, Job
+from underwatt.jobs.load import load_job
+from underwatt.records import ConvergenceRun, from_json, to_json
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from underwatt.jobs.job import Job
-    from underwatt.studies.study import RunSpec
-    from underwatt.studies.train import Effort
-
 _TURN_S = 0.2  # how long a wait may keep Ctrl-C from being seen
+
+
+@dataclass(frozen=True, slots=True)
+class RunSpec:
+    """A run to make."""
+
+    batch_size: int
+    seed: int
+
+    def __str__(self) -> str:
+        return f"batch size {self.batch_size}, seed {self.seed}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,50 +68,30 @@ class Failed:
     error: UnderwattError
 
 
-Event = Scored | Finished | Failed
+class InProcessPool:
+    """Runs in this process, one at a time: for a single GPU, and where a process of its own is not worth its start.
 
-
-class Pool(Protocol):
-    """Something that makes runs: hand it as many as it has workers, and wait for what happens."""
-
-    workers: int
-
-    def start(self, spec: RunSpec, hopeless_samples: float) -> None:
-        """Begin a run; never more than ``workers`` at once."""
-        ...
-
-    def wait(self) -> Event:
-        """What happens next."""
-        ...
-
-    def close(self) -> None:
-        """End everything under way."""
-        ...
-
-
-class HerePool:
-    """Runs in this process, one at a time: for a single GPU, and where a process of its own is not worth its start."""
+    Used like ``ProcessPool``: start as many runs as there are workers, and wait for one to end.
+    """
 
     workers = 1
 
     def __init__(self, job: Job, effort: Effort, on_scored: Callable[[Scored], None]) -> None:
-        self._job = job
-        self._effort = effort
-        self._on_scored = on_scored
+        self._job, self._effort, self._on_scored = job, effort, on_scored
         self._next: tuple[RunSpec, float] | None = None
 
     def start(self, spec: RunSpec, hopeless_samples: float) -> None:
         """Note what is to be done: it is done while waiting for it."""
         self._next = (spec, hopeless_samples)
 
-    def wait(self) -> Event:
-        """Make the run; its scores are reported on the way."""
-        from underwatt.studies.train import train_to_target
+    def wait(self) -> Finished | Failed:
+        """Make the run."""
+        from underwatt.studies.proxy_training import train_to_target
 
         assert self._next is not None, "nothing was started"
         (spec, hopeless), self._next = self._next, None
         try:
-            outcome = train_to_target(
+            end = train_to_target(
                 self._job,
                 spec.batch_size,
                 spec.seed,
@@ -111,7 +101,7 @@ class HerePool:
             )
         except UnderwattError as exc:
             return Failed(spec, exc)
-        return Finished(spec, outcome.run, outcome.ended)
+        return Finished(spec, end.run, end.ended)
 
     def close(self) -> None:
         """Nothing goes on in the background."""
@@ -120,32 +110,29 @@ class HerePool:
 class ProcessPool:
     """Runs in worker processes that load the job by its address; each may be given a GPU of its own."""
 
-    def __init__(self, address: str, effort: Effort, workers: int, gpus: Sequence[str] = ()) -> None:
+    def __init__(
+        self, address: str, effort: Effort, on_scored: Callable[[Scored], None], workers: int, gpus: Sequence[str] = ()
+    ) -> None:
         self.workers = workers
-        self._effort = effort
-        self._events: queue.Queue[tuple[_Worker, Event]] = queue.Queue()
-        self._idle: list[_Worker] = []
-        self._all: list[_Worker] = []
-        try:
-            for index in range(workers):
-                self._all.append(_Worker(address, self._events, gpus[index] if gpus else None))
-        except BaseException:
-            self.close()
-            raise
+        self._effort, self._on_scored = effort, on_scored
+        self._events: queue.Queue[tuple[_Worker, Scored | Finished | Failed]] = queue.Queue()
+        # More processes than GPUs share them in turn.
+        self._all = [_Worker(address, self._events, gpus[i % len(gpus)] if gpus else None) for i in range(workers)]
         self._idle = list(self._all)
 
     def start(self, spec: RunSpec, hopeless_samples: float) -> None:
         """Give a run to an idle worker."""
         self._idle.pop().start(spec, self._effort, hopeless_samples)
 
-    def wait(self) -> Event:
-        """What happens next in any worker."""
+    def wait(self) -> Finished | Failed:
+        """Listen to all workers until a run ends."""
         while True:
             with contextlib.suppress(queue.Empty):
                 worker, event = self._events.get(timeout=_TURN_S)
                 if not isinstance(event, Scored):
                     self._idle.append(worker)
-                return event
+                    return event
+                self._on_scored(event)
 
     def close(self) -> None:
         """End all workers; returns when they are gone."""
@@ -157,8 +144,8 @@ class ProcessPool:
 class _Worker:
     """One worker process, started when first needed and again after it died."""
 
-    def __init__(self, address: str, events: queue.Queue[tuple[_Worker, Event]], gpu: str | None) -> None:
-        self._command = [sys.executable, "-m", "underwatt.studies.worker", address]
+    def __init__(self, address: str, events: queue.Queue[Any], gpu: str | None) -> None:
+        self._command = [sys.executable, "-m", __name__, address]
         # One thread a worker, also in the libraries that read this before we can say so.
         self._environment = {**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
         if gpu is not None:
@@ -168,24 +155,18 @@ class _Worker:
         self._printed: Any = None
 
     def start(self, spec: RunSpec, effort: Effort, hopeless_samples: float) -> None:
-        """Send a run and listen for its outcome in a thread."""
-        order = {
-            "batch_size": spec.batch_size,
-            "seed": spec.seed,
-            "limit_samples": effort.limit_samples,
-            "evaluate_every_samples": effort.evaluate_every_samples,
-            "hopeless_samples": hopeless_samples if math.isfinite(hopeless_samples) else None,
-        }
-        if self._process is None or self._process.poll() is not None:
-            self._launch()
-        assert self._process is not None
-        assert self._process.stdin is not None
+        """Send a run and listen for its end in a thread."""
+        process = self._process
+        if process is None or process.poll() is not None:
+            process = self._launch()
+        assert process.stdin is not None
         with contextlib.suppress(BrokenPipeError):  # it died at once: the listener says why
-            self._process.stdin.write(json.dumps(order) + "\n")
-            self._process.stdin.flush()
-        threading.Thread(target=self._listen, args=(spec, self._process), daemon=True).start()
+            order = {"spec": asdict(spec), "effort": asdict(effort), "hopeless_samples": hopeless_samples}
+            process.stdin.write(json.dumps(order) + "\n")
+            process.stdin.flush()
+        threading.Thread(target=self._listen, args=(spec, process), daemon=True).start()
 
-    def _launch(self) -> None:
+    def _launch(self) -> subprocess.Popen[str]:
         self.kill()
         self._printed = tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace")  # noqa: SIM115
         self._process = subprocess.Popen(
@@ -198,19 +179,20 @@ class _Worker:
             env=self._environment,
             start_new_session=True,  # so that its own children, such as loaders of data, can be ended with it
         )
+        return self._process
 
     def _listen(self, spec: RunSpec, process: subprocess.Popen[str]) -> None:
         assert process.stdout is not None
         for line in iter(process.stdout.readline, ""):
             message = json.loads(line)
             if "score" in message:
-                score = math.nan if message["score"] is None else message["score"]
-                self._events.put((self, Scored(spec, message["samples"], score)))
+                self._events.put((self, Scored(spec, message["samples"], message["score"])))
                 continue
             if "error" in message:
                 self._events.put((self, Failed(spec, StepError(message["error"], hint=message["hint"]))))
             else:
-                self._events.put((self, Finished(spec, from_json(ConvergenceRun, message["run"]), message["ended"])))
+                run = from_json(ConvergenceRun, message["run"])
+                self._events.put((self, Finished(spec, run, message["ended"])))
             return
         process.wait()
         self._events.put((self, Failed(spec, self._died(process.returncode))))
@@ -237,3 +219,45 @@ class _Worker:
         if self._printed is not None:
             self._printed.close()
             self._printed = None
+
+
+def work(address: str) -> int:
+    """What a worker process does: make the runs it is told to, until its standard input ends."""
+    from underwatt.jobs._torch import torch
+
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which ends us in good order
+    replies = os.fdopen(os.dup(1), "w", buffering=1, encoding="utf-8")
+    os.dup2(2, 1)
+    orders: queue.Queue[dict[str, Any]] = queue.Queue()
+    threading.Thread(target=_take_orders, args=(orders,), daemon=True).start()
+    torch.set_num_threads(1)  # the study uses the cores by running side by side
+
+    def reply(**message: Any) -> None:
+        replies.write(json.dumps(message) + "\n")
+
+    try:
+        job = load_job(address)
+    except UnderwattError as exc:
+        reply(error=exc.message, hint=exc.hint)
+        return 1
+    while True:
+        order = orders.get()
+        pool = InProcessPool(
+            job, Effort(**order["effort"]), lambda scored: reply(samples=scored.samples, score=scored.score)
+        )
+        pool.start(RunSpec(**order["spec"]), order["hopeless_samples"])
+        event = pool.wait()
+        if isinstance(event, Failed):
+            reply(error=event.error.message, hint=event.error.hint)
+        else:
+            reply(run=to_json(event.run), ended=event.ended)
+
+
+def _take_orders(orders: queue.Queue[dict[str, Any]]) -> None:
+    for line in sys.stdin:
+        orders.put(json.loads(line))
+    os._exit(0)  # from a thread, in the middle of a training: nothing here is worth keeping
+
+
+if __name__ == "__main__":
+    sys.exit(work(sys.argv[1]))

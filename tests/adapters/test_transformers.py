@@ -13,27 +13,17 @@ pytest.importorskip("transformers", reason="Transformers is not installed")
 pytest.importorskip("accelerate", reason="accelerate is not installed")
 
 import torch
+from profile_helpers import COST
 from transformers import Trainer, TrainerCallback, TrainingArguments
 
-from underwatt.adapters.trainer import CANNOT
+from underwatt.adapters.callback_base import CANNOT
 from underwatt.adapters.transformers import BudgetCallback
 from underwatt.device.registry import open_device
 from underwatt.errors import InputError, MissingExtraError, OutOfMemoryError
-from underwatt.records import WorkloadCost
 from underwatt.runlog.inbox import post_budget, running_runs
 from underwatt.runlog.log import read_log
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
-COST = WorkloadCost(
-    flops_per_sample=5e8,
-    bytes_per_sample=1e7,
-    bytes_per_step=1e8,
-    kernels_per_step=300,
-    load_bytes_per_sample=1e4,
-    parameters=1e7,
-    state_bytes=1.6e8,
-    activation_bytes_per_sample=2e7,
-)
 
 
 class At(TrainerCallback):

@@ -14,10 +14,12 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from underwatt.errors import InputError, JobError
+from underwatt.errors import JobError
 from underwatt.jobs._torch import torch
+from underwatt.jobs.data import train_and_test
 from underwatt.jobs.faults import job_faults
-from underwatt.jobs.training import Training, train_and_test
+from underwatt.jobs.job import Effort
+from underwatt.jobs.training import Training
 from underwatt.records import ConvergenceRun
 
 if TYPE_CHECKING:
@@ -29,23 +31,7 @@ DEFAULT_PASSES = 30
 
 
 @dataclass(frozen=True, slots=True)
-class Effort:
-    """How long a run may go on, and how often it is scored; both in samples, alike for all batch sizes."""
-
-    limit_samples: int
-    evaluate_every_samples: int
-
-    def __post_init__(self) -> None:
-        if self.limit_samples < 1 or self.evaluate_every_samples < 1:
-            raise InputError(
-                f"A limit of {self.limit_samples} samples with a score every {self.evaluate_every_samples} makes no "
-                "sense.",
-                hint="Both must be at least 1.",
-            )
-
-
-@dataclass(frozen=True, slots=True)
-class Outcome:
+class TrainingEnd:
     """A run that is over: the record, how it ended, and its scores on the way."""
 
     run: ConvergenceRun
@@ -58,7 +44,7 @@ def usual_effort(job: Job, passes: float = DEFAULT_PASSES) -> Effort:
     """Scores often enough to see the target crossed, and no more than a third of the work; a limit in passes."""
     train, test = train_and_test(job, proxy=True)
     every = max(len(train) // 5, len(test), *job.batch_sizes)
-    return Effort(max(every, math.ceil(passes * len(train))), every)
+    return Effort(every, max(every, math.ceil(passes * len(train))))
 
 
 def train_to_target(
@@ -69,7 +55,7 @@ def train_to_target(
     *,
     hopeless_samples: float = math.inf,
     on_score: Callable[[int, float], None] | None = None,
-) -> Outcome:
+) -> TrainingEnd:
     """Train the job on its proxy data (its data where it has none) at a batch size until its target.
 
     The same seed gives the same result on the same machine. ``hopeless_samples`` is where a run is given up because
@@ -89,7 +75,7 @@ def _train(
     effort: Effort,
     hopeless_samples: float,
     on_score: Callable[[int, float], None] | None,
-) -> Outcome:
+) -> TrainingEnd:
     training = Training(job, batch_size, proxy=True, seed=seed)
     scores: list[tuple[int, float]] = [(0, training.evaluate())]
     if job.reached(scores[0][1]):
@@ -118,7 +104,7 @@ def _train(
         training.close()
     given_up = float(training.samples) if ended in ("limit", "hopeless") else math.nan
     run = ConvergenceRun(batch_size, job.target, samples_to_target, seed, job.lr_at(batch_size), given_up)
-    return Outcome(run, ended, training.samples, tuple(scores))
+    return TrainingEnd(run, ended, training.samples, tuple(scores))
 
 
 def _train_stretch(training: Training, effort: Effort) -> float:

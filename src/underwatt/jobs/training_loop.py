@@ -1,0 +1,209 @@
+"""A job trained to its target under a budget: steps, tests, checkpoints, and whatever goes wrong on the way.
+
+Signals that end a process wait for the end of the step under way: no checkpoint holds half a step.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import signal
+import threading
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from underwatt.errors import OutOfMemoryError
+from underwatt.jobs import checkpoint
+from underwatt.jobs._torch import torch
+from underwatt.jobs.checkpoint import Progress
+from underwatt.jobs.faults import UpdateWatch, half_updated, job_faults
+from underwatt.jobs.training import Completion
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+    from types import FrameType
+
+    from typing_extensions import Self
+
+    from underwatt.control.pilot import Pilot
+    from underwatt.jobs.job import Effort
+    from underwatt.jobs.training import Training
+
+CHECKPOINT_PERIOD_S = 60.0  # of this machine's time
+_ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+@dataclass(frozen=True, slots=True)
+class Trained:
+    """How a training ended: ``reached``, ``limit`` or ``energy spent``; its last score, and what it took."""
+
+    outcome: str
+    score: float | None
+    samples: int
+    steps: int
+    elapsed_s: float
+    energy_j: float
+
+
+def train_under_budget(
+    pilot: Pilot,
+    training: Training,
+    effort: Effort,
+    folder: Path | None = None,
+    *,
+    progress: Progress | None = None,
+    watch: Callable[[], None] = lambda: None,
+) -> Trained:
+    """Train to the job's target; ``folder`` takes checkpoints, ``progress`` is what an earlier part had come to.
+
+    A step that does not fit into memory is done again in smaller batches: none is lost. Where memory runs out in the
+    optimizer's own step, the model may be half changed: that is an error, and the last checkpoint is what counts.
+    Whatever else ends the training, a last checkpoint is written first, unless it was a step of the job that failed.
+    Ctrl-C waits for the end of a step.
+    """
+    return _Loop(pilot, training, effort, folder, progress).run(watch)
+
+
+class _Loop:
+    def __init__(
+        self, pilot: Pilot, training: Training, effort: Effort, folder: Path | None, progress: Progress | None
+    ) -> None:
+        self._pilot, self._training, self._effort, self._folder = pilot, training, effort, folder
+        self._completion = Completion(on_gpu=training.device.type == "cuda")
+        self._evaluated_samples = progress.evaluated_samples if progress else 0
+        self._score = progress.score if progress else None
+        self._guard = StepGuard()
+        self._update = UpdateWatch()
+        self._next_save_s = -math.inf  # at once: a run that is killed early can go on too
+
+    def run(self, watch: Callable[[], None]) -> Trained:
+        try:
+            with self._guard:
+                while not (outcome := self._judge()):
+                    if time.monotonic() >= self._next_save_s:
+                        self._save("")
+                    self._step()
+                    self._guard.pass_on()
+                    watch()
+        except BaseException:
+            if self._guard.model_intact:
+                self._save("")
+            raise
+        self._pilot.ends(outcome)
+        self._save(outcome if outcome == "reached" else "")  # with more samples or joules it can go on
+        pilot, training = self._pilot, self._training
+        return Trained(outcome, self._score, training.samples, training.steps, pilot.elapsed_s, pilot.energy_j)
+
+    def _step(self) -> None:
+        pilot, training = self._pilot, self._training
+        training.set_batch_size(pilot.batch_size)
+        size = training.next_batch_size
+        try:
+            with self._update:
+                pilot.simulate(size)
+                with self._guard.step(), job_faults(size):
+                    batch = training.fetch()
+                    with self._guard.changing():
+                        loss = training.learn(batch)
+                    self._completion.wait(pausing=pilot.controller.pausing)
+        except OutOfMemoryError:
+            if self._update.begun:
+                hint = "Go on from the last checkpoint with --resume, and smaller batch sizes (-b)."
+                raise half_updated(size, hint) from None
+            training.redo(pilot.out_of_memory(size))
+            self._guard.model_intact = True
+            return
+        pilot.stepped(training.batch_size, loss)
+
+    def _judge(self) -> str:
+        """How the training ends here, or nothing."""
+        samples = self._training.samples
+        if samples - self._evaluated_samples >= self._effort.evaluate_every_samples:
+            device = self._training.device
+            # Random numbers that a test draws are not missing in the training, where it is cut short and done again.
+            with (
+                self._pilot.elsewhere(),
+                torch.random.fork_rng([device] if device.type == "cuda" else []),
+                job_faults(self._training.batch_size),
+            ):
+                self._score = self._training.evaluate()
+            self._evaluated_samples = samples
+            self._pilot.scored(self._score, self._training.job.target)
+            if self._training.job.reached(self._score):
+                return "reached"
+        if samples >= self._effort.limit_samples:
+            return "limit"
+        return "energy spent" if self._pilot.energy_left_j <= 0 else ""
+
+    def _save(self, done: str) -> None:
+        """Write a checkpoint; a full disk ends no training."""
+        if self._folder is None:
+            return
+        self._next_save_s = time.monotonic() + CHECKPOINT_PERIOD_S
+        pilot = self._pilot
+        progress = Progress(
+            pilot.workload.id, pilot.elapsed_s, pilot.energy_j, pilot.share, self._evaluated_samples, self._score, done
+        )
+        try:
+            with pilot.elsewhere():
+                checkpoint.save(self._folder, self._training, progress)
+        except (OSError, RuntimeError) as exc:  # PyTorch makes some of the first into the second
+            pilot.note("warning", f"No checkpoint could be written ({getattr(exc, 'strerror', None) or exc}).")
+
+
+class StepGuard:
+    """Use as ``with StepGuard() as guard:`` around a loop, ``with guard.step():`` around each step, then ``pass_on``.
+
+    A second signal does not wait: a step that hangs must not hold anybody up.
+    """
+
+    def __init__(self) -> None:
+        self.model_intact = True  # as the last step left it
+        self._held: int | None = None
+        self._in_step = False
+        self._handlers: dict[int, Any] = {}
+
+    def __enter__(self) -> Self:
+        if threading.current_thread() is threading.main_thread():
+            for number in _ENDING_SIGNALS:
+                if callable(handler := signal.getsignal(number)):  # what is ignored stays ignored
+                    self._handlers[number] = handler
+                    signal.signal(number, self._arrived)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._handlers.items():
+            signal.signal(number, handler)
+
+    @contextlib.contextmanager
+    def step(self) -> Iterator[None]:
+        """A step is under way; one that fails may have failed because of the signal, which is then what counts."""
+        self._in_step = True
+        try:
+            yield
+        except Exception:
+            self.pass_on()
+            raise
+        finally:
+            self._in_step = False
+
+    def pass_on(self) -> None:
+        """The step is over and counted: a signal that came meanwhile takes effect now."""
+        if self._held is not None:
+            held, self._held = self._held, None
+            self._handlers[held](held, None)
+
+    @contextlib.contextmanager
+    def changing(self) -> Iterator[None]:
+        """The model is being changed; it is intact again only where this comes to its end."""
+        self.model_intact = False
+        yield
+        self.model_intact = True
+
+    def _arrived(self, number: int, frame: FrameType | None) -> None:
+        if self._in_step and self._held is None:
+            self._held = number
+        else:
+            self._handlers[number](number, frame)
