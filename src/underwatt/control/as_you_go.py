@@ -16,19 +16,19 @@ if TYPE_CHECKING:
 
     from underwatt.device.session import Session
     from underwatt.measure.measurement import MeasureOptions
+    from underwatt.measure.series import MeasurementStore
     from underwatt.measure.workload import Workload
     from underwatt.planning.problem import Problem
     from underwatt.planning.search import SearchResult, Watch
     from underwatt.predict.base import Predictor
     from underwatt.records import Measurement, Profile
-    from underwatt.store.store import Store
 
 
 def measure_as_you_go(
     session: Session,
     workload: Workload,
     problem: Problem,
-    store: Store,
+    store: MeasurementStore,
     *,
     references: Sequence[Profile] = (),
     options: MeasureOptions | None = None,
