@@ -52,12 +52,16 @@ def _home(module: str) -> str:
 
 def _imported(path: Path, *, with_types: bool = False) -> set[str]:
     tree = ast.parse(path.read_text(encoding="utf-8"))
-    type_only = set() if with_types else {
-        id(node)
-        for branch in ast.walk(tree)
-        if isinstance(branch, ast.If) and "TYPE_CHECKING" in ast.dump(branch.test)
-        for node in ast.walk(branch)
-    }
+    type_only = (
+        set()
+        if with_types
+        else {
+            id(node)
+            for branch in ast.walk(tree)
+            if isinstance(branch, ast.If) and "TYPE_CHECKING" in ast.dump(branch.test)
+            for node in ast.walk(branch)
+        }
+    )
     names: set[str] = set()
     for node in ast.walk(tree):
         if id(node) in type_only:
@@ -104,6 +108,18 @@ def test_exported_names_exist_and_nothing_else_is_public() -> None:
         assert getattr(underwatt, name) is not None
     with pytest.raises(AttributeError):
         _ = underwatt.no_such_name
+
+
+def test_exported_names_are_callable_after_every_module_was_imported() -> None:
+    program = (
+        "import contextlib, importlib, pkgutil, underwatt\n"
+        "for module in pkgutil.walk_packages(underwatt.__path__, 'underwatt.'):\n"
+        "    with contextlib.suppress(ImportError, SystemExit, underwatt.UnderwattError):\n"
+        "        '__main__' in module.name or importlib.import_module(module.name)\n"
+        "print(*(name for name in underwatt.__all__ if name[0] != '_' and not callable(getattr(underwatt, name))))"
+    )
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert ended.stdout.strip() == ""
 
 
 def test_import_is_light() -> None:

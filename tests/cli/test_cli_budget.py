@@ -11,14 +11,26 @@ from pathlib import Path
 import pytest
 from test_cli_devices import run
 
+from underwatt.events import Ended, Resumed, Started
+from underwatt.records import DeviceInfo, WorkloadInfo
 from underwatt.runlog.inbox import Inbox, register_run
 from underwatt.runlog.log import RunLog
+
+START = Started(
+    at_s=0.0,
+    started_at="",
+    job="digits",
+    device=DeviceInfo("v", "Nano", "nano", "virtual:nano"),
+    workload=WorkloadInfo("digits", "abc"),
+    budget="3W",
+    batch_sizes=(8,),
+)
 
 
 @contextmanager
 def under_way(folder: Path) -> Iterator[Inbox]:
     with RunLog(folder / "log.jsonl") as log, register_run(folder, "digits", "virtual Nano"):
-        log.write("start", 0.0, job="digits")
+        log.write(START)
         yield Inbox(folder)
 
 
@@ -50,14 +62,14 @@ def test_several_runs_must_be_told_apart(tmp_path: Path, capsys: pytest.CaptureF
 def test_a_run_that_has_ended_takes_no_budget(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = tmp_path / "run"
     with RunLog(folder / "log.jsonl") as log:
-        log.write("start", 0.0, job="digits")
-        log.write("end", 9.0, outcome="reached")
+        log.write(START)
+        log.write(Ended(at_s=9.0, outcome="reached", restored=True))
         log.power(9.0, 5.0)
     assert run("budget", "7W", "--run", str(folder)) == 2
     assert f"The run in {folder} has ended." in " ".join(capsys.readouterr().err.split())
     assert not (folder / "budget.json").exists()
     with RunLog(folder / "log.jsonl") as log:
-        log.write("resume", 9.0)
+        log.write(Resumed(at_s=9.0))
         log.flush()
         assert run("budget", "7W", "--run", str(folder)) == 0
 

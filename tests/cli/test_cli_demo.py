@@ -12,13 +12,14 @@ from rich.console import Console
 from test_cli_devices import run
 
 from underwatt.budget import Schedule
+from underwatt.cli.demo import Story, say_results, searched
 from underwatt.demo import job as demo_job
 from underwatt.demo.board import Bench, Joules, budgets_w
 from underwatt.demo.job import RESNET18, digits
 from underwatt.demo.rivals import Choice, Rivals, passed
-from underwatt.demo.show import Story, say_results, searched
 from underwatt.device.registry import open_device
 from underwatt.drivers.virtual.device import VirtualJetson
+from underwatt.events import Expected, Planned
 from underwatt.jobs.cost import count_cost
 from underwatt.jobs.load import load_job
 from underwatt.planning.problem import Projection
@@ -139,12 +140,14 @@ def test_true_joules_are_judged_by_the_budget_without_the_lag_of_a_sensor() -> N
 def test_what_the_search_of_a_training_finds_is_told_beside_the_plan() -> None:
     planned, better = Setting(PowerMode(gpu_mhz=300.0), 8), Setting(PowerMode(gpu_mhz=400.0), 16)
     plan = SearchResult(Projection(Measurement(planned, 1.0, 3.0), 100.0, 300.0, fits=True), (), 0.0, "")
-    found = {"chosen": better, "expected": {"time_s": 90.0}}
+    found = Planned(chosen=better, expected=Expected(90.0, 3.0, 270.0))
     assert searched(5, found, plan) == (
         f"searching: 5 settings measured by training steps; {better} is 10.0% sooner than the plan's {planned}"
     )
-    assert "1 setting measured" in searched(1, {**found, "chosen": planned}, plan)
-    assert "the plan's is still the best" in searched(1, {**found, "chosen": planned}, plan)
-    assert "keeps below its budget, 10.0% later than" in searched(1, {**found, "expected": {"time_s": 110.0}}, plan)
+    assert "1 setting measured" in searched(1, replace(found, chosen=planned), plan)
+    assert "the plan's is still the best" in searched(1, replace(found, chosen=planned), plan)
+    assert "keeps below its budget, 10.0% later than" in searched(
+        1, replace(found, expected=Expected(110.0, 3.0, 330.0)), plan
+    )
     assert searched(0, found, plan).startswith("what was measured for the other budget counts too")
-    assert searched(0, {**found, "chosen": planned}, plan) == ""
+    assert searched(0, replace(found, chosen=planned), plan) == ""

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import pytest
+import typer
 from test_cli_devices import run
 
-from underwatt.cli import HOMES
+from underwatt.cli import COMMANDS, app
 
 STEPS = ("devices", "profile", "converge", "plan", "run", "report")
 
@@ -20,11 +24,32 @@ def test_help_shows_an_example_in_the_order_of_the_steps(capsys: pytest.CaptureF
     assert all(len(line) <= 80 for line in example.splitlines())
 
 
-@pytest.mark.parametrize("command", ["", *HOMES, "store export"])
+@pytest.mark.parametrize("command", ["", *COMMANDS, "store export"])
 def test_no_flag_is_shown_to_take_a_value(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(*command.split(), "--help") == 0
     shown = capsys.readouterr().out
     assert "<bool>" not in shown
+
+
+def test_the_list_of_commands_says_what_each_command_says_itself() -> None:
+    group = typer.main.get_group(app)
+    context = typer.Context(group)
+    assert {name: group.get_command(context, name).help for name in COMMANDS} == {  # type: ignore[union-attr]
+        name: text for name, (_, text) in COMMANDS.items()
+    }
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["run", "--help"], ["plan", "--help"], ["restore"], ["devices"]])
+def test_help_and_simple_commands_import_nothing_heavy(arguments: list[str]) -> None:
+    program = (
+        "import sys; from underwatt.cli import main\n"
+        f"try: main({arguments!r})\n"
+        "except SystemExit: pass\n"
+        "heavy = ('numpy', 'scipy', 'torch', 'sqlalchemy', 'sqlite3', 'sklearn', 'plotly')\n"
+        "print('imported:', *(name for name in heavy if name in sys.modules))"
+    )
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert ended.stdout.splitlines()[-1] == "imported:"
 
 
 def test_sentences_in_the_list_of_commands_are_whole(capsys: pytest.CaptureFixture[str]) -> None:

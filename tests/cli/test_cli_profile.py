@@ -7,7 +7,8 @@ import pytest
 from rich.text import Text
 from test_cli_devices import run
 
-from underwatt.cli import profile as profile_command
+import underwatt.api
+from underwatt.cli.format import measured_line
 from underwatt.records import Measurement, PowerMode, Setting, Status
 
 JOB = """
@@ -83,13 +84,13 @@ def test_bad_input_is_one_sentence_and_nothing_is_lost(
 def test_a_note_in_square_brackets_is_shown_and_breaks_nothing() -> None:
     note = "died [/opt/pytorch/c10/cuda/CUDAException.cpp:42] in [red]"
     failed = Measurement(Setting(PowerMode(gpu_mhz=1), 4), status=Status.FAILED, note=note)
-    assert note in Text.from_markup(profile_command.measured_line(failed)).plain
+    assert note in Text.from_markup(measured_line(failed)).plain
 
 
 def test_an_interrupt_keeps_what_was_measured(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    whole = profile_command.run_profile
+    whole = underwatt.api.run_profile
 
     def interrupted(*arguments: object, watch: object, **more: object) -> object:
         def watch_once(found: object, done: int, total: int) -> None:
@@ -97,11 +98,11 @@ def test_an_interrupt_keeps_what_was_measured(
 
         return whole(*arguments, watch=watch_once, **more)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(profile_command, "run_profile", interrupted)
+    monkeypatch.setattr(underwatt.api, "run_profile", interrupted)
     command = ["profile", "job.py:tiny", "-d", "virtual:nano", "-n", "4"]
     assert run(*command) == 130
     assert "Run the same command again" in capsys.readouterr().err
-    monkeypatch.setattr(profile_command, "run_profile", whole)
+    monkeypatch.setattr(underwatt.api, "run_profile", whole)
     assert run(*command, "--json") == 0
     assert json.loads(capsys.readouterr().out)["measured_now"] == 3
 

@@ -22,6 +22,7 @@ from underwatt.control.state import Phase
 from underwatt.drivers.virtual.board import VirtualBoard
 from underwatt.drivers.virtual.boards import BOARDS
 from underwatt.drivers.virtual.sysfs import SysfsBoard
+from underwatt.events import BudgetChanged, Measured, Noted, Scored, SettingChanged
 from underwatt.jobs.identity import job_info
 from underwatt.jobs.load import load_job
 from underwatt.records import ConvergenceRun, Measurement, PowerMode, Setting
@@ -401,12 +402,12 @@ def show(console: Console, *pilots: Watched) -> None:
     display = Display(console)
     setting = Setting(PowerMode(gpu_mhz=460.8), 16)
     with display:
-        display.listen("measured", {"measurement": Measurement(setting, step_s=0.01, power_w=3.0, steps=5)})
-        display.listen("setting", {"setting": setting, "state": "holding", "why": "the [best] measured"})
-        display.listen("budget", {"power_w": 4.0, "watts": "peak", "window_s": None, "why": "changed"})
-        display.listen("budget", {"power_w": None, "why": "changed"})
-        display.listen("note", {"level": "warning", "text": "a [note]"})
-        display.listen("score", {"value": 0.5, "target": 0.9})
+        display.listen(Measured(measurement=Measurement(setting, step_s=0.01, power_w=3.0, steps=5)))
+        display.listen(SettingChanged(setting=setting, state="holding", why="the [best] measured"))
+        display.listen(BudgetChanged(power_w=4.0, watts="peak", why="changed"))
+        display.listen(BudgetChanged(power_w=None, why="changed"))
+        display.listen(Noted(level="warning", text="a [note]"))
+        display.listen(Scored(samples=100, value=0.5, target=0.9))
         for pilot in pilots:
             display._next = 0.0
             display.watch(pilot)  # type: ignore[arg-type]

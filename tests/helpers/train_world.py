@@ -14,9 +14,7 @@ from underwatt import Job
 from underwatt.budget import Budget
 from underwatt.control.live import LiveBudget
 from underwatt.jobs import checkpoint
-from underwatt.jobs.job import Effort
-from underwatt.jobs.runs import Run, run_job
-from underwatt.jobs.training_loop import Trained
+from underwatt.jobs.runs import Run, RunOptions, RunResult, run_job
 from underwatt.runlog.log import read_log
 from underwatt.runlog.record import RunRecord
 from underwatt.store.store import Store
@@ -66,10 +64,12 @@ def train(
     resume: bool = False,
     device: Any = None,
     live: LiveBudget | None = None,
+    set_modes: bool = True,
     **more: Any,
-) -> Trained:
+) -> RunResult:
     with Store(folder.parent / "store.db") as store:
         run = Run(
+            RunOptions(evaluate_every=every, limit_samples=limit, resume=resume, set_modes=set_modes),
             device or virtual("nano"),
             live or LiveBudget(Budget(power_w=3.0)),
             folder,
@@ -77,7 +77,7 @@ def train(
             job.batch_sizes,
             **more,
         )
-        return run_job(run, job, Effort(every, limit), resume=resume)
+        return run_job(run, job)
 
 
 def state_in(folder: Path) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from underwatt.device.clock import SystemClock
 from underwatt.device.space import ModeSpace
 from underwatt.errors import BudgetError, StepError
 from underwatt.jobs.command import CommandWorkload, Limits
-from underwatt.jobs.runs import Run, run_command
+from underwatt.jobs.runs import Run, RunOptions, run_command
 from underwatt.records import Capability, DeviceInfo, DeviceState, Measurement, PowerMode, PowerSample, Setting
 from underwatt.runlog.inbox import post_budget, running_runs
 from underwatt.store.store import Store
@@ -80,7 +80,8 @@ def run_it(
                 for n in sizes
             ]
             store.add(store.profile_id(device.info, workload.info), seen)
-        return run_command(Run(device, live, tmp_path / "run", store, sizes, watch=watch), workload)
+        run = Run(RunOptions(), device, live, tmp_path / "run", store, sizes, watch=watch)
+        return run_command(run, workload).steps
 
 
 @pytest.mark.slow

@@ -14,24 +14,40 @@ from rich.console import Console
 from rich.markup import escape
 from typer.core import TyperGroup
 
-from underwatt import __version__
+import underwatt
 from underwatt.errors import InputError, UnderwattError
 
-# Which module holds a command. Only that one is imported, so that `underwatt restore` does not wait for a database.
-HOMES = {
-    "devices": "devices",
-    "set": "devices",
-    "restore": "devices",
-    "profile": "profile",
-    "predict": "predict",
-    "converge": "converge",
-    "plan": "plan",
-    "run": "run",
-    "store": "store",
-    "budget": "budget",
-    "report": "report",
-    "watch": "watch",
-    "demo": "demo",
+# Which module holds a command, and its help. Only that module is imported, and none for the list of commands, so that
+# `underwatt restore` does not wait for a database, nor `underwatt --help` for anything.
+COMMANDS = {
+    "devices": ("devices", "Show what is here, what can be read and set, and what would permit the rest."),
+    "set": ("devices", "Set a power mode and leave it so; `underwatt restore` brings back what was there before."),
+    "restore": ("devices", "Put back whatever a killed session or `underwatt set` left changed."),
+    "profile": (
+        "profile",
+        "Measure step time and power of a job at several settings; interrupt and run again to go on where it stopped.",
+    ),
+    "predict": ("plan", "Predict step time and power of settings from those that were measured."),
+    "converge": (
+        "profile",
+        "Train on proxy data until the target at some batch sizes; interrupt and run again to go on where it stopped.",
+    ),
+    "plan": ("plan", "Choose batch size and power mode together: soonest to the target within the budget."),
+    "run": (
+        "run",
+        "Train under a budget: measure what is missing by training steps, hold the budget, restore; Ctrl-C is safe.",
+    ),
+    "store": ("store", "Look at, export and import what was measured."),
+    "budget": ("run", "Change the budget of the run under way."),
+    "report": ("report", "Make one self-contained HTML page: what was chosen, why, and how the training went."),
+    "watch": (
+        "run",
+        "Watch a run in the browser: watts against the budget, progress, log; change the budget there.",
+    ),
+    "demo": (
+        "demo",
+        "Train a small network for real on virtual boards, under budgets that change, beside the usual way to do it.",
+    ),
 }
 
 
@@ -54,16 +70,21 @@ also take a schedule: 08:00-18:00=15W,else=7W.
 class _LazyGroup(TyperGroup):
     def list_commands(self, ctx: Any) -> list[str]:
         del ctx
-        return list(HOMES)
+        return list(COMMANDS)
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         del ctx
-        if cmd_name not in HOMES:
+        if cmd_name not in COMMANDS:
             return None
-        module = import_module(f"underwatt.cli.{HOMES[cmd_name]}")
+        module = import_module(f"underwatt.cli.{COMMANDS[cmd_name][0]}")
         command = typer.main.get_group(module.app).commands[cmd_name]
         _plain_help(command)
         return command
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        del ctx
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, text) for name, (_, text) in COMMANDS.items()])
 
 
 def _plain_help(command: Any) -> None:
@@ -89,7 +110,7 @@ app = typer.Typer(
 
 def _show_version(wanted: bool) -> None:
     if wanted:
-        typer.echo(f"underwatt {__version__}")
+        typer.echo(f"underwatt {underwatt.__version__}")
         raise typer.Exit
 
 

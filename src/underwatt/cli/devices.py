@@ -7,26 +7,23 @@ import time
 from typing import TYPE_CHECKING, Any
 
 import typer
-from rich.console import Console, Group
-from rich.live import Live
+from rich.console import Group
 from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from underwatt.device.registry import find_addresses, load_backend, open_device
-from underwatt.device.session import restore_all, set_and_leave
+import underwatt
+from underwatt.cli.format import AS_JSON, DEVICE_HELP, OUT
 from underwatt.errors import DeviceError, InputError, UnderwattError
 from underwatt.records import DeviceState, PowerMode, to_json
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterator
 
     from underwatt.device.base import Device
 
 WATCH_PERIOD_S = 0.5
-DEVICE_HELP = "Address of the device, such as jetson, nvml:0 or virtual:nano; the likeliest one by default."
 
-_out = Console()
 app = typer.Typer()
 
 
@@ -34,24 +31,23 @@ app = typer.Typer()
 def show_devices(
     device: str = typer.Option("", "--device", "-d", help="Only this device, also a simulated one."),
     everything: bool = typer.Option(False, "--all", help="Also list the simulated boards."),
-    as_json: bool = typer.Option(False, "--json", help="For programs."),
+    as_json: bool = AS_JSON,
     watch: bool = typer.Option(False, "--watch", help="Live readings until Ctrl-C (one JSON line each with --json)."),
     count: int = typer.Option(0, "--count", min=0, help="With --watch: stop after this many readings."),
 ) -> None:
     """Show what is here, what can be read and set, and what would permit the rest."""
-    addresses = [device] if device else find_addresses()
-    if not addresses and watch:
-        open_device(None)  # raises the error that says what to do
-    if everything:
-        addresses += [f"virtual:{board}" for board in load_backend("virtual").find()]
-    opened, failed = _open(addresses)
+    opened, failed = underwatt.devices([device] if device else (), simulated=everything)
     if failed and (device or (watch and not opened)):
-        raise failed[0][1]
+        raise next(iter(failed.values()))
+    if watch and not opened:
+        underwatt.open_device()  # raises the error that says what to do
     if watch:
         _watch(opened[0], as_json=as_json, count=count)
     elif as_json:
         report = [_as_record(item) for item in opened]
-        report += [{"address": address, "error": error.message, "hint": error.hint} for address, error in failed]
+        report += [
+            {"address": address, "error": error.message, "hint": error.hint} for address, error in failed.items()
+        ]
         typer.echo(json.dumps(report, indent=2))
     else:
         _print_devices(opened, failed)
@@ -70,50 +66,34 @@ def set_mode(
     mode = PowerMode(cpu_cores, cpu_mhz, gpu_mhz, mem_mhz, power_limit_w)
     if not mode.knobs():
         raise InputError("Nothing to set.", hint="Name at least one knob, such as --gpu-mhz 600.")
-    target = open_device(device)
+    target = underwatt.open_device(device)
     if target.info.in_process:
         raise InputError(
             f"{target.info.name} is simulated inside one process, so there is nothing to leave set.",
             hint="Use it with a command that trains or measures.",
         )
-    set_and_leave(target, mode)
-    _out.print(f"{escape(target.info.name)}: {mode}. [dim]`underwatt restore` puts back what was there before.[/]")
+    underwatt.set_mode(target, mode)
+    OUT.print(f"{escape(target.info.name)}: {mode}. [dim]`underwatt restore` puts back what was there before.[/]")
 
 
 @app.command("restore")
 def restore(
-    as_json: bool = typer.Option(False, "--json", help="For programs."),
+    as_json: bool = AS_JSON,
     discard: bool = typer.Option(False, "--discard", help="Remove damaged journals that cannot be restored from."),
 ) -> None:
     """Put back whatever a killed session or `underwatt set` left changed."""
-    outcomes = restore_all(discard=discard)
+    outcomes = underwatt.restore(discard=discard)
     if as_json:
-        rows = [{"device": name, "restored": error is None, "error": _message(error)} for name, error in outcomes]
+        rows = [{"device": name, "restored": not error, "error": str(error or "")} for name, error in outcomes]
         typer.echo(json.dumps(rows, indent=2))
     elif not outcomes:
-        _out.print("Nothing to restore.")
-    for name, error in outcomes:
-        if not as_json:
-            _out.print(
-                f"[red]✗[/] {name}: {error}" if error else f"[green]✓[/] {name}: as it was found", soft_wrap=True
-            )
+        OUT.print("Nothing to restore.")
+    else:
+        for name, error in outcomes:
+            said = f"[red]✗[/] {name}: {error}" if error else f"[green]✓[/] {name}: as it was found"
+            OUT.print(said, soft_wrap=True)
     if any(error for _, error in outcomes):
         raise typer.Exit(1)
-
-
-def _message(error: UnderwattError | None) -> str:
-    return str(error) if error else ""
-
-
-def _open(addresses: Iterable[str]) -> tuple[list[Device], list[tuple[str, UnderwattError]]]:
-    opened: list[Device] = []
-    failed: list[tuple[str, UnderwattError]] = []
-    for address in addresses:
-        try:
-            opened.append(open_device(address))
-        except UnderwattError as exc:
-            failed.append((address, exc))
-    return opened, failed
 
 
 def _reading(device: Device) -> dict[str, Any]:
@@ -142,14 +122,14 @@ def _as_record(device: Device) -> dict[str, Any]:
     }
 
 
-def _print_devices(opened: list[Device], failed: list[tuple[str, UnderwattError]]) -> None:
+def _print_devices(opened: list[Device], failed: dict[str, UnderwattError]) -> None:
     if not opened and not failed:
-        _out.print("No Jetson and no NVIDIA GPU was found here.")
-        _out.print("[dim]Try a simulated board: underwatt devices --all[/]")
+        OUT.print("No Jetson and no NVIDIA GPU was found here.")
+        OUT.print("[dim]Try a simulated board: underwatt devices --all[/]")
     for device in opened:
-        _out.print(_table(device))
-    for address, error in failed:
-        _out.print(f"[red]✗[/] {escape(f'{address}: {error}')}", soft_wrap=True)
+        OUT.print(_table(device))
+    for address, error in failed.items():
+        OUT.print(f"[red]✗[/] {escape(f'{address}: {error}')}", soft_wrap=True)
 
 
 def _table(device: Device) -> Group:
@@ -184,7 +164,7 @@ def _table(device: Device) -> Group:
 def _watch(device: Device, *, as_json: bool, count: int) -> None:
     """Readings twice a second, in the device's own time."""
 
-    def readings() -> Iterable[dict[str, Any]]:
+    def readings() -> Iterator[dict[str, Any]]:
         made = 0
         while not count or made < count:
             yield {"at_s": round(device.clock.now_s(), 3), **_reading(device)}
@@ -198,7 +178,9 @@ def _watch(device: Device, *, as_json: bool, count: int) -> None:
             for reading in readings():
                 typer.echo(json.dumps(reading))
             return
-        with Live(console=_out, refresh_per_second=4) as live:
+        from rich.live import Live
+
+        with Live(console=OUT, refresh_per_second=4) as live:
             for reading in readings():
                 live.update(_live_view(device, reading))
     except KeyboardInterrupt:

@@ -1,15 +1,34 @@
-"""How figures look on a terminal."""
+"""How things look on a terminal, and the help of options that several commands share."""
 
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn
+import typer
+from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
+from underwatt.events import Noted
+from underwatt.records import Status
+
 if TYPE_CHECKING:
-    from rich.console import Console
+    from rich.progress import Progress
+
+    from underwatt.records import Measurement
+
+OUT = Console()
+LOG = Console(stderr=True)  # what is no answer: progress and notes
+
+DEVICE_HELP = "Address of the device, such as jetson, nvml:0 or virtual:nano; the likeliest one by default."
+REFERENCE_HELP = (
+    "A profile of another workload or device: its number, a CSV file, or builtin:BOARD (simulated). Repeatable."
+)
+LR_HELP = "... at this batch size; scaled by its square root elsewhere."
+STORE_HELP = "Where measurements are kept; $UNDERWATT_STORE, or underwatt.db in this folder, by default."
+STORE: Any = typer.Option(None, "--store", help=STORE_HELP, show_default=False)
+AS_JSON: Any = typer.Option(False, "--json", help="For programs.")
 
 KNOB_HEADINGS = {  # clocks in MHz, limits in watts
     "cpu_cores": "cores",
@@ -20,6 +39,11 @@ KNOB_HEADINGS = {  # clocks in MHz, limits in watts
 }
 
 
+def options_of(given: dict[str, Any], *others: str) -> dict[str, Any]:
+    """The arguments of a command, all but some, which a function of the library takes under the same names."""
+    return {name: value for name, value in given.items() if name not in others}
+
+
 def plain_table(*headings: str) -> Table:
     """A table without lines, columns to the right, the way figures are read."""
     table = Table(box=None, header_style="dim", padding=(0, 1, 0, 0))
@@ -28,28 +52,39 @@ def plain_table(*headings: str) -> Table:
     return table
 
 
-def progress_bar(console: Console) -> Progress:
+def progress_bar() -> Progress:
     """A bar with a count and a field ``left`` for the time left."""
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn
+
     return Progress(
         SpinnerColumn(),
         TextColumn("{task.description}"),
         BarColumn(),
         MofNCompleteColumn(),
         TextColumn("{task.fields[left]}"),
-        console=console,
+        console=LOG,
         transient=True,
     )
 
 
-def duration(seconds: float) -> str:
-    """Seconds, minutes or hours, as a person says it."""
-    if seconds < 10:
-        return f"{seconds:.2g} s"
-    if seconds < 90:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
+def say_note(event: object) -> None:
+    """The listener that shows notes and nothing else."""
+    if isinstance(event, Noted):
+        style = "yellow" if event.level == "warning" else "dim"
+        LOG.print(f"[{style}]{escape(event.text)}[/]", soft_wrap=True)
 
 
 def within(half_width: float, value: float) -> str:
     """Half the width of an interval as a share of the value."""
     return f"±{100 * half_width / value:.1f}%" if math.isfinite(half_width) else "± unknown"
+
+
+def measured_line(found: Measurement) -> str:
+    """One measurement as a line for people."""
+    if found.usable:
+        mark = "[green]✓[/]" if found.status is Status.OK else "[yellow]![/]"
+        return (
+            f"{mark} {found.setting}: {found.step_s * 1e3:.1f} ms {within(found.step_s_ci95, found.step_s)}, "
+            f"{found.power_w:.2f} W {within(found.power_w_ci95, found.power_w)} [dim]{escape(found.note)}[/]"
+        )
+    return f"[red]✗[/] {found.setting}: {found.status.value.replace('_', ' ')} [dim]{escape(found.note)}[/]"

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from underwatt.api.known import every_setting
 from underwatt.budget import Budget, Schedule
 from underwatt.control.as_you_go import measure_as_you_go
 from underwatt.control.live import LiveBudget
@@ -18,17 +19,15 @@ from underwatt.device.session import Session
 from underwatt.drivers.virtual.device import VirtualJetson
 from underwatt.events import Started
 from underwatt.jobs.job import Effort
-from underwatt.jobs.runs import LOG_NAME, Run
+from underwatt.jobs.runs import Run, RunOptions
 from underwatt.jobs.training import Training
 from underwatt.jobs.training_loop import train_under_budget
 from underwatt.jobs.workloads import SimulatedWorkload
 from underwatt.measure.meter import SAMPLE_PERIOD_S, Trace
 from underwatt.measure.series import in_order, run_profile
 from underwatt.planning.problem import Problem
-from underwatt.predict.base import SettingArray
 from underwatt.predict.design import first_settings
 from underwatt.records import Setting
-from underwatt.runlog.log import read_log
 from underwatt.runlog.record import RunRecord
 
 if TYPE_CHECKING:
@@ -40,6 +39,7 @@ if TYPE_CHECKING:
     from underwatt.jobs._torch import torch
     from underwatt.jobs.job import Job
     from underwatt.planning.search import SearchResult
+    from underwatt.predict.base import SettingArray
     from underwatt.records import Measurement, WorkloadInfo
     from underwatt.store.store import Store
 
@@ -122,8 +122,7 @@ class Bench:
 
     def candidates(self) -> SettingArray:
         """Every power mode at every batch size."""
-        space = self.device().space
-        return SettingArray.product(tuple(knob.name for knob in space.knobs), space.matrix(), BATCH_SIZES)
+        return every_setting(self.device().space, BATCH_SIZES)
 
 
 def measure_few(bench: Bench) -> tuple[Measurement, ...]:
@@ -173,7 +172,7 @@ def train_underwatt(bench: Bench, schedule: Schedule, folder: Path, tell: Tell) 
         tell(replace(event, at_s=took[event.kind][0]))
 
     live = LiveBudget(Budget(schedule=schedule))
-    run = Run(device, live, folder, bench.store, BATCH_SIZES, convergence=bench.curve, listener=listen)
+    run = Run(RunOptions(), device, live, folder, bench.store, BATCH_SIZES, convergence=bench.curve, listener=listen)
     training = _Timed(bench.job, BATCH_SIZES[0])
     began_s = time.process_time()
     try:
@@ -184,7 +183,7 @@ def train_underwatt(bench: Bench, schedule: Schedule, folder: Path, tell: Tell) 
             trained = train_under_budget(pilot, training, Effort(EVALUATE_EVERY, LIMIT), folder)
     finally:
         training.close()
-    end = read_log(folder / LOG_NAME).end
+    end = trained.record().end
     return Result(
         *took["end"],
         training.samples,

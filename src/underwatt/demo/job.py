@@ -32,9 +32,7 @@ TRAIN, TEST, PROXY, PROXY_TEST = slice(700), slice(700, 1100), slice(1100, 1500)
 def digits() -> Job:
     """The 8×8 digits that come with scikit-learn, and a network with one hidden layer to tell them apart."""
     torch = require("torch", extra="torch")
-    from sklearn.datasets import load_digits
-
-    bunch = load_digits()
+    bunch = require("sklearn.datasets", extra="demo").load_digits()
     order = torch.randperm(len(bunch.target), generator=torch.Generator().manual_seed(0))
     images, classes = torch.tensor(bunch.data, dtype=torch.float32)[order] / 16, torch.tensor(bunch.target)[order]
 

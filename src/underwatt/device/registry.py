@@ -11,9 +11,11 @@ from importlib import import_module
 from importlib.metadata import entry_points
 from typing import TYPE_CHECKING, cast
 
-from underwatt.errors import NoDeviceError
+from underwatt.errors import NoDeviceError, UnderwattError
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from underwatt.device.base import Backend, Device
 
 ENTRY_POINT_GROUP = "underwatt.devices"
@@ -65,3 +67,23 @@ def open_device(address: str | None = None) -> Device:
         address = here[0]
     name, _, where = address.partition(":")
     return load_backend(name).open(where)
+
+
+def devices(
+    addresses: Sequence[str] = (), *, simulated: bool = False
+) -> tuple[list[Device], dict[str, UnderwattError]]:
+    """The devices that are here, or those at some addresses, opened; and, by address, why one could not be.
+
+    ``simulated`` adds the simulated boards.
+    """
+    wanted = list(addresses) or find_addresses()
+    if simulated:
+        wanted += [f"virtual:{board}" for board in load_backend("virtual").find()]
+    opened: list[Device] = []
+    failed: dict[str, UnderwattError] = {}
+    for address in wanted:
+        try:
+            opened.append(open_device(address))
+        except UnderwattError as exc:
+            failed[address] = exc
+    return opened, failed

@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-from dataclasses import dataclass, field
+import math
+import re
+import time
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from underwatt.budget import Budget, parse_budget, read_schedule
 from underwatt.control.pilot import Pilot
 from underwatt.control.state import Phase
 from underwatt.device.base import SimulatesLoad
@@ -17,27 +22,124 @@ from underwatt.store.store import Saver
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
-    from pathlib import Path
 
+    from underwatt.budget import Schedule
     from underwatt.control.live import LiveBudget
     from underwatt.convergence.curve import SamplesToTarget
     from underwatt.device.base import Device
     from underwatt.events import Event
     from underwatt.jobs.checkpoint import Progress
-    from underwatt.jobs.job import Effort, Job
-    from underwatt.jobs.training_loop import Trained
+    from underwatt.jobs.job import Job
     from underwatt.measure.workload import Workload
     from underwatt.records import Measurement, Profile, WorkloadCost, WorkloadInfo
+    from underwatt.runlog.record import RunRecord, Verdict
     from underwatt.store.store import Store
 
 
+RUNS = Path("runs")
 LOG_NAME = "log.jsonl"
+_STAMP = re.compile(r"-\d{8}-\d{6}(-\d+)?$")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunOptions:
+    """How a job is run under a budget; all but the budget may be left out.
+
+    The budget is ``budget``, watts or text such as ``"10W"``, ``"10W peak"`` or ``"08:00-18:00=15W,else=7W"``, or
+    ``schedule``, a CSV file of watts over time; and ``energy``, such as ``"50Wh"``, at which the training stops.
+    """
+
+    budget: str | float | Budget | Schedule = ""
+    schedule: Path | str | None = None
+    energy: str = ""
+    device: str | Device = ""  # an address; the likeliest device here where it is empty
+    set_modes: bool = True  # else batch size and pauses alone hold the budget
+    batch_sizes: str | Sequence[int] = ()  # the job's own where it is empty
+    folder: Path | str | None = None  # for log and checkpoints; a new one in runs/ where it is none
+    resume: bool = False  # go on with the run in the folder, or the job's newest one
+    evaluate_every: int = 0  # test the model every so many samples; as a convergence study does where it is 0
+    limit_samples: float = 0  # give up after so many; never where it is 0
+    target: float | None = None  # the score to train to; the job's own where it is none
+    references: Sequence[str | Profile] = ()  # profiles of other jobs or devices, or their names
+    lr: float | None = None  # of a command: what {lr} stands for ...
+    lr_batch_size: int | None = None  # ... at this batch size
+    store: Path | str | Store | None = None  # where measurements are kept; the usual one where it is none
+
+    def whole_budget(self) -> Budget:
+        """What is allowed, as one record."""
+        joules = parse_budget(self.energy).energy_j if self.energy else None
+        if self.energy and joules is None:
+            raise InputError(f"--energy {self.energy} has the wrong unit.", hint="Such as --energy 50Wh.")
+        if self.budget and self.schedule:
+            raise InputError("--budget and --schedule both say the watts.", hint="Give one of the two.")
+        if self.schedule is not None:
+            return Budget(schedule=read_schedule(Path(self.schedule)), energy_j=joules)
+        if not (self.budget or self.energy):
+            raise InputError("No budget was given.", hint="Such as --budget 10W.")
+        if isinstance(self.budget, str):
+            return parse_budget(*(part for part in (self.budget, self.energy) if part))
+        budget = Budget.of(self.budget)
+        return budget if joules is None else replace(budget, energy_j=joules)
+
+    def folder_for(self, name: str) -> Path:
+        """Where a run of the job of this name keeps its log; runs are never mixed."""
+        if self.resume:
+            return Path(self.folder) if self.folder else _newest_folder(name)
+        folder = Path(self.folder) if self.folder else _new_folder(name)
+        if (folder / LOG_NAME).exists():
+            raise InputError(f"There is a run in {folder} already.", hint="Add --resume, or name another folder.")
+        return folder
+
+
+def _new_folder(name: str) -> Path:
+    stem = f"{_plain(name)}-{time.strftime('%Y%m%d-%H%M%S')}"
+    names = (stem, *(f"{stem}-{number}" for number in range(2, 100)))
+    return next((folder for one in names if not (folder := RUNS / one).exists()), RUNS / stem)
+
+
+def _newest_folder(name: str) -> Path:
+    found = [path for path in RUNS.glob("*/checkpoint.pt") if _STAMP.sub("", path.parent.name) == _plain(name)]
+    if not found:
+        raise InputError(f"There is no run of {name} to go on with.", hint="Name its folder with --out.")
+    return max(found, key=lambda path: path.stat().st_mtime).parent
+
+
+def _plain(name: str) -> str:
+    return "".join(c if c.isalnum() or c in "-_" else "-" for c in name)
+
+
+@dataclass(frozen=True, slots=True)
+class RunResult:
+    """How a run ended, and what it took.
+
+    ``outcome`` is ``reached``, ``limit``, ``energy spent``, or ``finished`` for a command that came to its own end.
+    """
+
+    outcome: str
+    score: float | None  # the last one; none where the model was not tested
+    samples: int
+    steps: int
+    elapsed_s: float
+    energy_j: float
+    folder: Path | None = None
+
+    def record(self) -> RunRecord:
+        """All that its log holds."""
+        if self.folder is None:
+            raise InputError("This training kept no log.", hint="Give it a folder.")
+        return read_log(self.folder / LOG_NAME)
+
+    @property
+    def verdict(self) -> Verdict:
+        """How the budget was kept, by the readings in the log."""
+        return self.record().verdict()
 
 
 @dataclass(frozen=True)
 class Run:
-    """What a run is given: a device, a budget, a folder and a store, and who wants to be told."""
+    """A run about to begin: what its options named, opened and looked up, and who wants to be told."""
 
+    options: RunOptions
     device: Device
     live: LiveBudget
     folder: Path
@@ -45,7 +147,6 @@ class Run:
     batch_sizes: Sequence[int]
     convergence: SamplesToTarget | None = None
     references: Sequence[Profile] = ()
-    set_modes: bool = True  # else batch size and pauses alone hold the budget
     listener: Callable[[Event], None] | None = None
     watch: Callable[[Pilot], None] = field(default=lambda _pilot: None)
 
@@ -53,7 +154,7 @@ class Run:
         """What was measured before of this workload on this device, with the knobs that may be set now."""
         from underwatt.device.base import permitted_space
 
-        knobs = tuple(knob.name for knob in permitted_space(self.device).knobs) if self.set_modes else ()
+        knobs = tuple(knob.name for knob in permitted_space(self.device).knobs) if self.options.set_modes else ()
         measured = self.store.measurements(self.store.profile_id(self.device.info, workload))
         return tuple(m for m in measured if tuple(m.setting.mode.knobs()) == knobs)
 
@@ -73,7 +174,7 @@ class Run:
             "convergence": self.convergence,
             "known": self.known(workload),
             "references": self.references,
-            "set_modes": self.set_modes,
+            "set_modes": self.options.set_modes,
             "batch_sizes": self.batch_sizes,
             **more,
         }
@@ -91,11 +192,12 @@ class Run:
         )
 
 
-def run_job(run: Run, job: Job, effort: Effort, *, resume: bool = False) -> Trained:
-    """Train a PyTorch job to its target, in this process; ``resume`` goes on where the folder's run stopped."""
+def run_job(run: Run, job: Job) -> RunResult:
+    """Train a PyTorch job to its target, in this process, or go on where the folder's run stopped."""
     from underwatt.jobs import checkpoint
     from underwatt.jobs.data import fillable, left_out, train_and_test
     from underwatt.jobs.identity import job_info
+    from underwatt.jobs.job import Effort
     from underwatt.jobs.training import Training
     from underwatt.jobs.training_loop import train_under_budget
 
@@ -106,7 +208,7 @@ def run_job(run: Run, job: Job, effort: Effort, *, resume: bool = False) -> Trai
     state = progress = None
     elapsed_s = energy_j = 0.0
     dropped: dict[str, Any] | None = None
-    if resume:
+    if run.options.resume:
         state, progress = checkpoint.load(run.folder, workload.id)
         if progress.done:
             raise InputError(
@@ -131,6 +233,7 @@ def run_job(run: Run, job: Job, effort: Effort, *, resume: bool = False) -> Trai
             pilot.note("info", _going_on(training.samples, run.live, elapsed_s, dropped))
         if text := left_out(run.batch_sizes, length):
             pilot.note("warning", text)
+        effort = Effort(run.options.evaluate_every, run.options.limit_samples or math.inf)
         return train_under_budget(
             pilot, training, effort, run.folder, progress=progress, watch=lambda: run.watch(pilot)
         )
@@ -182,8 +285,8 @@ SEARCHED_S = 2.0  # a search that rests for so long, after a change of the budge
 MOST_STARTS = 6  # at one batch size, of a command that is over before it is measured
 
 
-def run_command(run: Run, workload: Workload) -> int:
-    """Run a command to its own end, or until the joules are spent; gives the number of its steps."""
+def run_command(run: Run, workload: Workload) -> RunResult:
+    """Run a command to its own end, or until the joules are spent."""
     with contextlib.ExitStack() as stack:
         pilot = run.pilot(stack, workload.info, can_pause=False)
         stack.enter_context(pilot)
@@ -193,9 +296,10 @@ def run_command(run: Run, workload: Workload) -> int:
             pilot.offer((batch_size,))
             pilot.note("info", f"The search is over; the command runs at batch size {batch_size}.")
             command.run(batch_size, lambda: pilot.energy_left_j <= 0)
+        outcome = "finished"
         if pilot.energy_left_j <= 0:
-            pilot.ends("energy spent")
-        return pilot.steps
+            pilot.ends(outcome := "energy spent")
+        return RunResult(outcome, None, pilot.samples, pilot.steps, pilot.elapsed_s, pilot.energy_j, run.folder)
 
 
 class _Command:

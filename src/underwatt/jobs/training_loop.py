@@ -10,7 +10,6 @@ import math
 import signal
 import threading
 import time
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from underwatt.errors import OutOfMemoryError
@@ -18,6 +17,7 @@ from underwatt.jobs import checkpoint
 from underwatt.jobs._torch import torch
 from underwatt.jobs.checkpoint import Progress
 from underwatt.jobs.faults import UpdateWatch, half_updated, job_faults
+from underwatt.jobs.runs import RunResult
 from underwatt.jobs.training import Completion
 
 if TYPE_CHECKING:
@@ -35,18 +35,6 @@ CHECKPOINT_PERIOD_S = 60.0  # of this machine's time
 _ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
-@dataclass(frozen=True, slots=True)
-class Trained:
-    """How a training ended: ``reached``, ``limit`` or ``energy spent``; its last score, and what it took."""
-
-    outcome: str
-    score: float | None
-    samples: int
-    steps: int
-    elapsed_s: float
-    energy_j: float
-
-
 def train_under_budget(
     pilot: Pilot,
     training: Training,
@@ -55,7 +43,7 @@ def train_under_budget(
     *,
     progress: Progress | None = None,
     watch: Callable[[], None] = lambda: None,
-) -> Trained:
+) -> RunResult:
     """Train to the job's target; ``folder`` takes checkpoints, ``progress`` is what an earlier part had come to.
 
     A step that does not fit into memory is done again in smaller batches: none is lost. Where memory runs out in the
@@ -78,7 +66,7 @@ class _Loop:
         self._update = UpdateWatch()
         self._next_save_s = -math.inf  # at once: a run that is killed early can go on too
 
-    def run(self, watch: Callable[[], None]) -> Trained:
+    def run(self, watch: Callable[[], None]) -> RunResult:
         try:
             with self._guard:
                 while not (outcome := self._judge()):
@@ -94,7 +82,9 @@ class _Loop:
         self._pilot.ends(outcome)
         self._save(outcome if outcome == "reached" else "")  # with more samples or joules it can go on
         pilot, training = self._pilot, self._training
-        return Trained(outcome, self._score, training.samples, training.steps, pilot.elapsed_s, pilot.energy_j)
+        return RunResult(
+            outcome, self._score, training.samples, training.steps, pilot.elapsed_s, pilot.energy_j, self._folder
+        )
 
     def _step(self) -> None:
         pilot, training = self._pilot, self._training

@@ -16,6 +16,7 @@ from underwatt.device.clock import SystemClock
 from underwatt.errors import InputError, JobError, OutOfMemoryError, StepError, UnderwattError
 from underwatt.jobs.command import DEFAULT_LIMITS, DEFAULT_RATE, CommandRate, CommandRun, CommandWorkload, Limits
 from underwatt.jobs.faults import call_job
+from underwatt.jobs.job import Job
 from underwatt.jobs.load import load_job
 from underwatt.measure.workload import Beat
 
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
 
     from underwatt.device.base import Device
     from underwatt.device.clock import Clock
-    from underwatt.jobs.job import Job
     from underwatt.jobs.training import Training
     from underwatt.measure.workload import Workload
     from underwatt.records import WorkloadCost, WorkloadInfo
@@ -34,13 +34,18 @@ _log = logging.getLogger(__name__)
 
 
 def choose_workload(
-    words: Sequence[str],
+    words: Sequence[str] | Job,
     device: Device,
     *,
     rate: CommandRate = DEFAULT_RATE,
     limits: Limits = DEFAULT_LIMITS,
 ) -> tuple[Workload, tuple[int, ...]]:
-    """The workload that the words of a command line name, and the batch sizes it suggests (none for a command)."""
+    """The workload that the words of a command line name, and the batch sizes it suggests (none for a command).
+
+    A job that is given as such, and not by its address, is run in this process.
+    """
+    if isinstance(words, Job):
+        return _suited(TorchWorkload(words), device)
     if not words:
         raise InputError("No job was named.", hint=f"Give {JOB_HELP}.")
     if len(words) == 1 and words[0].endswith(".py"):
@@ -55,8 +60,11 @@ def choose_workload(
                 hint="Give a job as file.py:factory, or use a real device.",
             )
         return CommandWorkload(words, rate=rate, limits=limits), ()
+    return _suited(IsolatedWorkload(words[0], limits), device)
 
-    workload = IsolatedWorkload(words[0], limits)
+
+def _suited(workload: TorchWorkload | IsolatedWorkload, device: Device) -> tuple[Workload, tuple[int, ...]]:
+    """The job itself, or its cost where the device simulates it."""
     batch_sizes = tuple(workload.job.batch_sizes)
     if not isinstance(device, SimulatesLoad):
         return workload, batch_sizes

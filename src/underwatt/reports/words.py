@@ -35,19 +35,16 @@ def figures(value: float, digits: int = 3) -> str:
     return f"{value:.{digits - 1 - math.floor(math.log10(abs(value)))}f}"
 
 
-def duration(seconds: float) -> str:
-    """Milliseconds up to days."""
+def duration(seconds: float, digits: int = 3) -> str:
+    """Milliseconds up to days, with so many significant figures."""
     if not math.isfinite(seconds):
         return "never"
     if seconds < 1:
-        return f"{figures(1e3 * seconds)} ms" if seconds else "0 s"
-    if seconds < 99.5:
-        return f"{figures(seconds)} s"
-    if seconds < 99.5 * 60:
-        return f"{figures(seconds / 60)} min"
-    if seconds < 72 * 3600:
-        return f"{figures(seconds / 3600)} h"
-    return f"{figures(seconds / 86400)} days"
+        return f"{figures(1e3 * seconds, digits)} ms" if seconds else "0 s"
+    for unit_s, name, most in ((1, "s", 99.5), (60, "min", 99.5), (3600, "h", 72)):
+        if seconds < most * unit_s:
+            return f"{figures(seconds / unit_s, digits)} {name}"
+    return f"{figures(seconds / 86400, digits)} days"
 
 
 def watts(power_w: float) -> str:

@@ -45,6 +45,17 @@ def post_budget(folder: Path | str, text: str, sender: str) -> None:
         ) from exc
 
 
+def change_budget(budget: str, run: Path | str | None = None) -> Path:
+    """Give the run in a folder, by default the one under way, another budget from now on; gives its folder.
+
+    ``budget`` is watts such as ``"7W"`` or ``"7W peak"``, or a schedule such as ``"08:00-18:00=15W,else=7W"``.
+    """
+    parse_watts(budget)  # what makes no sense is refused before a run is looked for
+    folder = run_folder(run)
+    post_budget(folder, budget, "command")
+    return folder
+
+
 class Inbox:
     """The receiving end; what lies in the folder already is an old message."""
 
@@ -154,9 +165,10 @@ def running_runs() -> tuple[RunningRun, ...]:
     return tuple(found)
 
 
-def run_folder(named: Path | None) -> Path:
+def run_folder(named: Path | str | None) -> Path:
     """The folder of the run that is meant: the named one, else that of the only run under way."""
     if named is not None:
+        named = Path(named)
         if not (named / "log.jsonl").is_file():
             raise InputError(f"There is no run in {named}.", hint="Name the folder that holds its log.jsonl.")
         return named.absolute()

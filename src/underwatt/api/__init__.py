@@ -1,0 +1,410 @@
+"""What Python users call, and all that the commands call: profile, converge, run and report; the rest is in ``decide``.
+
+Each function takes keyword options with defaults, and gives a record. A ``listener`` is told of what happens on the
+way, as records, so that ``listener=print`` shows it; without one, notes go to the logger ``underwatt``. A ``job`` is a
+``Job``, an address such as ``"train.py:job"``, or the words of a command with ``{batch_size}`` in it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from datetime import datetime
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from underwatt.api import known
+from underwatt.api.known import log_notes
+from underwatt.budget import Budget
+from underwatt.control.live import LiveBudget
+from underwatt.convergence.curve import fit_convergence
+from underwatt.device.base import HasStockModes, permitted_space
+from underwatt.device.session import Session
+from underwatt.errors import InputError, PredictError
+from underwatt.events import Noted
+from underwatt.jobs.command import Limits
+from underwatt.jobs.job import Job
+from underwatt.jobs.runs import Run, RunOptions, RunResult, run_command, run_job
+from underwatt.measure.measurement import MeasureOptions
+from underwatt.measure.series import expected_s, ordered_settings, run_profile, to_measure
+from underwatt.records import Profile
+from underwatt.studies.study import (
+    DEFAULT_POINTS,
+    DEFAULT_SEEDS,
+    StudySettings,
+    data_note,
+    newest_rates,
+    spread_batch_sizes,
+    study,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from underwatt.api.known import AnyJob, AnyStore, Listener
+    from underwatt.control.pilot import Pilot
+    from underwatt.convergence.curve import ConvergenceCurve
+    from underwatt.device.base import Device
+    from underwatt.errors import UnderwattError
+    from underwatt.measure.series import ProfileOutcome
+    from underwatt.predict.base import SettingArray
+    from underwatt.records import ConvergenceRun, DeviceInfo, Measurement, PowerMode, WorkloadInfo
+    from underwatt.reports.figures import Report
+    from underwatt.runlog.record import RunRecord
+    from underwatt.store.store import Store
+    from underwatt.studies.noise_scale import NoiseScale
+    from underwatt.studies.workers import RunSpec
+
+DEFAULT_SETTINGS = 12
+
+
+# profile: step time and power of some settings.
+
+
+@dataclass(frozen=True, slots=True)
+class ProfileProgress:
+    """Where profiling stands: ``done`` of ``to_measure``, of so many settings; ``last`` was just measured, if any."""
+
+    workload: WorkloadInfo
+    device: DeviceInfo
+    settings: int
+    to_measure: int
+    done: int
+    left_s: float
+    last: Measurement | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeasuredProfile(Profile):
+    """A profile with its number in the store, and what of it was measured now."""
+
+    number: int
+    now: ProfileOutcome
+
+
+def profile(
+    job: AnyJob,
+    *,
+    device: str | Device = "",
+    batch_sizes: str | Sequence[int] = (),
+    settings: int = DEFAULT_SETTINGS,
+    modes: str | Sequence[PowerMode] = "",
+    precision: float = 0.01,
+    limit_s: float = 60.0,
+    lr: float | None = None,
+    lr_batch_size: int = 128,
+    first_beat_s: float = 300.0,
+    beat_s: float = 120.0,
+    store: AnyStore = None,
+    listener: Listener = log_notes,
+) -> MeasuredProfile:
+    """Measure step time and power of a job at so many ``settings``, spread over modes and batch sizes.
+
+    With ``modes`` (``"grid"``, a number as text, a CSV file, or modes) every batch size is measured at each of them
+    instead. Every answer is stored at once, and what the store holds is not measured again: stopped and called again,
+    it goes on. ``precision`` and ``limit_s`` say when a setting was measured well enough. For a command, ``lr`` at
+    ``lr_batch_size`` fills ``{lr}``, and one that reports no step within ``first_beat_s``, or ``beat_s`` later on, has
+    failed. The listener gets ``ProfileProgress``.
+    """
+    here = known.as_device(device)
+    workload, suggested = known.job_workload(
+        job, here, lr, lr_batch_size, Limits(first_beat_s=first_beat_s, beat_s=beat_s)
+    )
+    sizes = known.some_batch_sizes(batch_sizes, suggested)
+    space = permitted_space(here)
+    wanted = (
+        ordered_settings(known.chosen_modes(modes, space), sizes)
+        if modes
+        else known.spread_settings(space, sizes, settings)
+    )
+    options = MeasureOptions(precision=precision, limit_s=limit_s)
+    with known.opened(store) as kept:
+        number = kept.profile_id(here.info, workload.info)
+        seen = list(kept.measurements(number))
+        left = len(to_measure(wanted, seen))
+        state = ProfileProgress(workload.info, here.info, len(wanted), left, 0, expected_s(left, seen))
+        listener(state)
+
+        def watch(found: Measurement, done: int, total: int) -> None:
+            seen.append(found)
+            listener(replace(state, done=done, left_s=expected_s(total - done, seen), last=found))
+
+        with Session(here) as session:
+            if session.recovered:
+                listener(known.RECOVERED)
+            outcome = run_profile(session, workload, wanted, kept, options=options, watch=watch)
+        return MeasuredProfile(here.info, workload.info, kept.measurements(number), number=number, now=outcome)
+
+
+# converge: samples to the target by batch size.
+
+
+@dataclass(frozen=True)
+class ConvergeResult:
+    """What a convergence study found; ``runs`` are those that count, made before or now."""
+
+    target: float
+    batch_sizes: tuple[int, ...]  # those that may be chosen
+    runs: tuple[ConvergenceRun, ...]
+    failures: tuple[tuple[RunSpec, UnderwattError], ...] = ()
+    noise_scale: NoiseScale | None = None
+
+    @cached_property
+    def curve(self) -> ConvergenceCurve:
+        """Samples to the target by batch size; raises ``InputError`` where no run reached it."""
+        return fit_convergence(self.runs, self.target)
+
+    def table(self) -> list[dict[str, float]]:
+        """Samples with 90% intervals at each batch size, and how many trainings there were."""
+        sizes = sorted({*self.batch_sizes, *(run.batch_size for run in self.runs)})
+        mean, _ = self.curve.predict(sizes)
+        low, high = self.curve.interval(sizes)
+        return [
+            {
+                "batch_size": size,
+                "trained": sum(run.batch_size == size and run.target == self.target for run in self.runs),
+                "samples": float(np.exp(middle)),
+                "samples_low90": float(bottom),
+                "samples_high90": float(top),
+            }
+            for size, middle, bottom, top in zip(sizes, mean, low, high, strict=True)
+        ]
+
+
+def converge(
+    job: Job | str,
+    *,
+    batch_sizes: str | Sequence[int] = (),
+    points: int = DEFAULT_POINTS,
+    seeds: int = DEFAULT_SEEDS,
+    passes: float | None = None,
+    noise_scale: bool = False,
+    workers: int = 0,
+    store: AnyStore = None,
+    listener: Listener = log_notes,
+) -> ConvergeResult:
+    """Train on proxy data until the target, at ``points`` of the job's batch sizes, ``seeds`` times each.
+
+    A run is given up after so many ``passes`` over the data. Runs are stored as they are made, and not made again.
+    ``noise_scale`` also measures the gradient noise scale, by one more training. ``workers`` trainings go on at once,
+    one a core or GPU by default; a ``Job`` without an address is trained in this process, one after the other. The
+    listener gets ``StudyProgress``.
+    """
+    from underwatt.jobs.identity import job_info
+    from underwatt.jobs.load import load_job
+    from underwatt.studies.noise_scale import noise_scale_on_the_way
+    from underwatt.studies.proxy_training import DEFAULT_PASSES, usual_effort
+
+    address = job if isinstance(job, str) else ""
+    loaded = load_job(job) if isinstance(job, str) else job
+    info = job_info(loaded)
+    if note := data_note(loaded):
+        listener(Noted(level="warning", text=note))
+    sizes = known.as_batch_sizes(batch_sizes) or spread_batch_sizes(loaded.batch_sizes, points)
+    effort = usual_effort(loaded, passes=DEFAULT_PASSES if passes is None else passes)
+    settings = StudySettings(sizes, tuple(range(seeds)), effort, (workers or None) if address else 1)
+    with known.opened(store) as kept:
+        done = next((runs for workload, runs in kept.convergence() if workload.id == info.id), ())
+
+        def keep(run: ConvergenceRun) -> None:
+            kept.add_convergence(info, [run])
+
+        made = study(loaded, address, settings, done=done, on_run=keep, on_progress=listener)
+    runs = newest_rates([*done, *made.runs])
+    scale = noise_scale_on_the_way(loaded, runs) if noise_scale else None
+    return ConvergeResult(loaded.target, tuple(loaded.batch_sizes), runs, made.failures, scale)
+
+
+# run: a training under a budget.
+
+
+def run(
+    job: AnyJob,
+    options: RunOptions | None = None,
+    *,
+    listener: Listener = log_notes,
+    watch: Callable[[Pilot], None] = lambda _pilot: None,
+    **more: Any,
+) -> RunResult:
+    """Train a job to its target, or a command to its own end, under a budget; then everything is put back.
+
+    What is not known yet is measured by training steps. ``more`` are the options of ``RunOptions``, such as
+    ``budget="10W"``, ``device="virtual:nano"`` or ``resume=True``. The listener gets the events of the run, as its log
+    holds them; ``watch`` is called after each step.
+    """
+    options = replace(options or RunOptions(), **more)
+    device, live = known.as_device(options.device), LiveBudget.from_now(options.whole_budget())
+    words = [job] if isinstance(job, str) else job
+    is_job = isinstance(words, Job) or (len(words) == 1 and ":" in words[0])
+    _refuse_idle(options, words, is_job=is_job)
+
+    def opened(info: WorkloadInfo, kept: Store, sizes: Sequence[int], curve: ConvergenceCurve | None = None) -> Run:
+        folder = options.folder_for(info.name)
+        references = known.load_references(kept, options.references, kept.profile(kept.profile_id(device.info, info)))
+        return Run(options, device, live, folder, kept, sizes, curve, references, listener, watch)
+
+    with known.opened(options.store) as kept:
+        if is_job:
+            return _run_job(words if isinstance(words, Job) else words[0], options, kept, opened, listener)
+        workload, _ = known.job_workload(words, device, options.lr, options.lr_batch_size)
+        return run_command(opened(workload.info, kept, known.some_batch_sizes(options.batch_sizes)), workload)
+
+
+def _run_job(
+    job: Job | str, options: RunOptions, kept: Store, opened: Callable[..., Run], listener: Listener
+) -> RunResult:
+    from underwatt.jobs import checkpoint
+    from underwatt.jobs.identity import job_info
+    from underwatt.jobs.load import load_job
+    from underwatt.studies.proxy_training import usual_effort
+
+    loaded = load_job(job) if isinstance(job, str) else job
+    if options.target is not None:
+        loaded = replace(loaded, target=options.target)
+    info, sizes = job_info(loaded), known.as_batch_sizes(options.batch_sizes) or loaded.batch_sizes
+    made = opened(info, kept, sizes, known.curve_to(kept, info, loaded.target, listener))
+    every = options.evaluate_every or usual_effort(loaded).evaluate_every_samples
+    made = replace(made, options=replace(options, evaluate_every=every))
+    simulated = " Time and watts are simulated; the training is real." if made.device.info.simulated else ""
+    what = f"{info.name} on {made.device.info.name}, budget {made.live}, target {loaded.target:g}."
+    listener(Noted(level="info", text=f"{what}{simulated} Folder: {made.folder}"))
+    try:
+        return run_job(made, loaded)
+    except (KeyboardInterrupt, SystemExit):
+        if checkpoint.exists(made.folder):
+            text = f"Stopped; the device is as it was. Go on with: underwatt run … --out {made.folder} --resume"
+            listener(Noted(level="info", text=text))
+        raise
+
+
+def _refuse_idle(options: RunOptions, words: Any, *, is_job: bool) -> None:
+    """Refuse options that would do nothing."""
+
+    def refuse(why: str, **given: object) -> None:
+        named = [f"--{name.replace('_', '-')}" for name, value in given.items() if value]
+        if named:
+            raise InputError(f"{why}, so {' and '.join(named)} would do nothing.", hint="Leave it out.")
+
+    lr, lr_batch_size = options.lr, options.lr_batch_size
+    if is_job:
+        refuse("A job knows its own learning rate", lr=lr, lr_batch_size=lr_batch_size)
+        return
+    if options.resume:
+        raise InputError("A command cannot be resumed from here.", hint="It must keep its own checkpoints.")
+    refuse(
+        "A command tests itself and runs to its own end",
+        evaluate_every=options.evaluate_every,
+        limit=options.limit_samples,
+        target=options.target is not None,
+    )
+    if lr is None or not any("{lr}" in word for word in words):
+        refuse("There is no {lr} in the command", lr=lr)
+        refuse("No --lr is given", lr_batch_size=lr_batch_size)
+
+
+def read_run(run: Path | str | None = None) -> RunRecord:
+    """The record of a run: its events, its power readings, and how the budget was kept.
+
+    ``run`` is its folder or its log; the newest one in runs/ by default.
+    """
+    found = known.find_run(run)
+    if found is None:
+        raise InputError("There is no run in runs/.", hint="Name the folder of a run.")
+    return found
+
+
+# report: one page.
+
+
+def report(out: Path | str = "report.html", *, listener: Listener = log_notes, **about: Any) -> Path:
+    """Write one self-contained HTML page: what was chosen, why, and how the training went; gives its path.
+
+    ``about`` are the options of ``report_figures``; by default it is about the newest run.
+    """
+    from underwatt.reports.page import render
+
+    made = report_figures(listener=listener, **about)
+    page, path = render(made), Path(out)
+    try:
+        path.write_text(page, encoding="utf-8")
+    except OSError as exc:
+        raise InputError(f"The report cannot be written to {out}: {exc.strerror}.", hint="Name another --out.") from exc
+    for item in made.missing:
+        listener(Noted(level="info", text=f"Left out: {item.section}. {item.why} {item.command}"))
+    return path
+
+
+def report_figures(
+    *,
+    profile: int = 0,
+    budget: str | Budget = "",
+    run: Path | str | None = None,
+    target: float | None = None,
+    references: Sequence[str | Profile] = (),
+    store: AnyStore = None,
+    listener: Listener = log_notes,
+) -> Report:
+    """All figures of a report as a record, without drawing them.
+
+    They are of the ``run`` in a folder, the newest in runs/ by default, and the ``profile`` of its job, or the newest.
+    ``budget`` and ``target`` are the run's by default, else the newest target of the convergence runs.
+    """
+    from underwatt.reports.build import build_report
+    from underwatt.reports.sources import budget_of, profile_of
+    from underwatt.store.store import default_store_path
+
+    wanted = Budget.of(budget).for_plan() if budget else None
+    record = known.find_run(run)
+    runs: tuple[ConvergenceRun, ...] = ()
+    others: list[Profile] = []
+    if store is None and record is not None and not profile and not default_store_path().exists():
+        measured = profile_of(record)
+    else:
+        with known.opened(store, create=False) as kept:
+            measured, record = _reported(kept, profile, record, asked=run is not None)
+            runs = known.stored_runs(kept, measured.workload.id)
+            others = known.load_references(kept, references, measured)
+    here = known.profiled_device(measured)
+    return build_report(
+        measured,
+        _candidates(measured, record, listener),
+        made_at=datetime.now().astimezone().strftime("%d %B %Y, %H:%M").lstrip("0"),
+        convergence=runs,
+        target=target if target is not None or record is None else record.start["target"],
+        budget=wanted or (None if record is None else budget_of(record)),
+        record=record,
+        references=others,
+        stock_modes=here.stock_modes() if isinstance(here, HasStockModes) else None,
+    )
+
+
+def _reported(kept: Store, number: int, record: RunRecord | None, *, asked: bool) -> tuple[Profile, RunRecord | None]:
+    """The profile to report on, and the run where it belongs to it."""
+    from underwatt.reports.sources import is_of, profile_of, with_run
+
+    if number:
+        found = kept.profile(number)
+        if record is None or is_of(record, found):
+            return (found if record is None else with_run(found, record)), record
+        if asked:
+            raise InputError(
+                f"The run trained {record.start['workload']['name']} on {record.start['device']['name']}, which is not "
+                f"profile {number}.",
+                hint="Leave --profile or --run out.",
+            )
+        return found, None
+    if record is None:
+        return kept.profile(known.newest_profile(kept)), None
+    same = [item.id for item in kept.summaries() if is_of(record, item)]
+    return (with_run(kept.profile(same[-1]), record) if same else profile_of(record)), record
+
+
+def _candidates(measured: Profile, record: RunRecord | None, listener: Listener) -> SettingArray | None:
+    try:
+        space = known.offered_modes(measured, listener)
+    except PredictError:
+        return None
+    sizes = {m.setting.batch_size for m in measured.usable()} | set(record.start["batch_sizes"] if record else ())
+    return known.every_setting(space, sorted(sizes))

@@ -1,0 +1,387 @@
+"""``forecast`` and ``plan``: from what was measured to what was not, and to the setting to train with."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from underwatt.api import known
+from underwatt.api.known import log_notes
+from underwatt.budget import Budget, parse_budget
+from underwatt.control.as_you_go import comparable, measure_as_you_go
+from underwatt.device.base import HasStockModes, permitted_space
+from underwatt.device.session import Session
+from underwatt.errors import InputError, MissingExtraError, PredictError
+from underwatt.events import Noted
+from underwatt.planning.choice import RISK, Interval, Plan, choose_measured, choose_setting, front
+from underwatt.planning.choice import forecast as predict_candidates
+from underwatt.planning.problem import Goal, Problem
+from underwatt.predict.base import Z90, SettingArray, load_predictor
+from underwatt.predict.design import fits_memory
+from underwatt.records import Setting
+from underwatt.reports.words import duration
+from underwatt.rivals.compare import compare, truth_of
+from underwatt.rivals.predictors import PowerTrain
+from underwatt.rivals.validate import cross_validate
+from underwatt.store.exchange import plan_record
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from underwatt.api.known import AnyJob, AnyStore, Listener
+    from underwatt.convergence.curve import ConvergenceCurve
+    from underwatt.device.base import Device
+    from underwatt.device.space import ModeSpace
+    from underwatt.measure.workload import Workload
+    from underwatt.planning.search import SearchResult
+    from underwatt.predict.base import Predictor
+    from underwatt.records import Measurement, PowerMode, Prediction, Profile, WorkloadCost
+    from underwatt.rivals.compare import Alternative
+    from underwatt.rivals.validate import ValidationReport
+    from underwatt.store.store import Store
+
+MOST_GIVEN = 25  # of the best settings: what a person reads
+
+
+@dataclass(frozen=True, slots=True)
+class ExpectedSetting:
+    """Step time and mean power of a setting as predicted, with 90% intervals."""
+
+    setting: Setting
+    step_s: Interval
+    power_w: Interval
+
+    @property
+    def samples_per_s(self) -> float:
+        """Throughput."""
+        return self.setting.batch_size / self.step_s.expected
+
+
+@dataclass(frozen=True, slots=True)
+class Forecast:
+    """Predictions from a profile: of the settings asked for, or the best of all ``predicted``."""
+
+    measured: Profile
+    settings: tuple[ExpectedSetting, ...]
+    predicted: int
+
+
+def forecast(
+    profile: int = 0,
+    *,
+    modes: str | Sequence[PowerMode] = "",
+    batch_sizes: str | Sequence[int] = (),
+    references: Sequence[str | Profile] = (),
+    predictor: str = "underwatt",
+    store: AnyStore = None,
+    listener: Listener = log_notes,
+) -> Forecast:
+    """Predict step time and power of settings from those of a profile, the newest by default.
+
+    Without ``modes`` all of them are predicted, and those given that nothing beats in both throughput and watts.
+    ``references`` are profiles of other jobs or devices, or their names: a number, a file, or ``"builtin:BOARD"``.
+    ``predictor`` is one of ours, or one that another package offers (entry point ``underwatt.predictors``).
+    """
+    measured, others = _measured(profile, references, store)
+    fitted = load_predictor(predictor).fit(measured.usable(), others)
+    space = known.offered_modes(measured, listener)
+    sizes = known.as_batch_sizes(batch_sizes) or _sizes(measured)
+    if modes:
+        settings = SettingArray.of([Setting(mode, size) for mode in known.chosen_modes(modes, space) for size in sizes])
+    else:
+        settings = known.every_setting(space, sizes)
+    fitting = fits_memory(settings, measured.measurements)
+    if not fitting.all():
+        listener(Noted(level="warning", text="Batch sizes that ran out of memory, and larger ones, are left out."))
+        settings = settings.take(np.flatnonzero(fitting))
+    if not len(settings):
+        raise InputError("Every batch size asked for runs out of memory.", hint="Ask for smaller ones.")
+    if hasattr(fitted, "knows"):  # such as a table, which knows only what was measured
+        settings = settings.take(np.flatnonzero(fitted.knows(settings)))
+    found = fitted.predict(settings)
+    rows = range(len(settings)) if modes else _best(settings, found)
+    return Forecast(measured, tuple(_expected(settings[row], found, row) for row in rows), len(settings))
+
+
+def check_forecast(
+    profile: int = 0,
+    *,
+    references: Sequence[str | Profile] = (),
+    predictor: str = "underwatt",
+    store: AnyStore = None,
+) -> tuple[Profile, ValidationReport]:
+    """Whether to trust a forecast: measured settings are held back, predicted from the others, and compared.
+
+    Gives the profile and what its predictions are worth.
+    """
+    measured, others = _measured(profile, references, store)
+    return measured, cross_validate(measured.usable(), others, predictor=load_predictor(predictor))
+
+
+def _measured(number: int, references: Sequence[str | Profile], store: AnyStore) -> tuple[Profile, list[Profile]]:
+    with known.opened(store, create=False) as kept:
+        measured = kept.profile(number or known.newest_profile(kept))
+        return measured, known.load_references(kept, references, measured)
+
+
+def _sizes(measured: Profile) -> tuple[int, ...]:
+    return tuple(sorted({m.setting.batch_size for m in measured.usable()}))
+
+
+def _best(settings: SettingArray, found: Prediction) -> list[int]:
+    """The settings that nothing beats in both samples per second and watts, thinned to what a person reads."""
+    rows = front(found.log_step_s - np.log(settings.batch_size), found.log_power_w)[::-1]
+    thinned: list[int] = rows[np.unique(np.linspace(0, len(rows) - 1, MOST_GIVEN).round().astype(int))].tolist()
+    return thinned
+
+
+def _expected(setting: Setting, found: Prediction, row: int) -> ExpectedSetting:
+    def interval(mean: float, std: float) -> Interval:
+        return Interval(*(float(np.exp(mean + z * std)) for z in (0, -Z90, Z90)))
+
+    return ExpectedSetting(
+        setting,
+        interval(found.log_step_s[row], found.log_step_s_std[row]),
+        interval(found.log_power_w[row], found.log_power_w_std[row]),
+    )
+
+
+# plan: the setting that reaches the target soonest within the budget.
+
+
+@dataclass(frozen=True, slots=True)
+class SearchStep:
+    """A setting was measured for a plan, and why."""
+
+    measurement: Measurement
+    why: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DevicePlan(Plan):
+    """A plan for a job on a device, and what others would take; ``record`` is what its file and a store hold."""
+
+    others: tuple[Alternative, ...]
+    per_sample: bool  # convergence is not known: times are of one sample, not to the target
+    record: Mapping[str, Any]
+
+    @property
+    def title(self) -> str:
+        """The job and the device, in words."""
+        return f"{self.record['workload']['name']} on {self.record['device']['name']}"
+
+    def save(self, path: Path | str) -> None:
+        """Write it to a file, to take it elsewhere; ``Store.keep_plan(plan.record)`` keeps it in a store."""
+        try:
+            Path(path).write_text(json.dumps(self.record, indent=2) + "\n", encoding="utf-8")
+        except OSError as exc:
+            raise InputError(f"The plan cannot be written to {path}: {exc.strerror}.") from exc
+
+
+@dataclass(frozen=True, slots=True)
+class _Question:
+    """What is asked for, before anything is known about the device and the job."""
+
+    budget: Budget
+    goal: Goal
+    convergence: str
+    target: float | None
+    batch_sizes: tuple[int, ...]
+    references: Sequence[str | Profile]
+    predictor: Predictor
+    tell: Listener
+
+
+@dataclass(frozen=True, slots=True)
+class _Basis:
+    """What a plan is made from; the device where it is here, and what was found where it was searched."""
+
+    problem: Problem
+    measured: Profile
+    references: list[Profile]
+    per_sample: bool
+    device: Device | None
+    cost: WorkloadCost | None = None
+    search: SearchResult | None = None
+
+
+def plan(
+    budget: str | Budget = "",
+    *,
+    energy: str = "",
+    deadline: str = "",
+    goal: str | Goal = Goal.SOONEST,
+    risk: float = RISK,
+    job: AnyJob | None = None,
+    device: str | Device = "",
+    lr: float | None = None,
+    lr_batch_size: int = 128,
+    profile: int = 0,
+    convergence: str = "",
+    target: float | None = None,
+    batch_sizes: str | Sequence[int] = (),
+    references: Sequence[str | Profile] = (),
+    predictor: str = "underwatt",
+    powertrain: bool = False,
+    store: AnyStore = None,
+    listener: Listener = log_notes,
+) -> DevicePlan:
+    """Choose batch size and power mode together: soonest to the target within the budget.
+
+    ``budget`` is such as ``"10W"``, ``"10W peak"`` or ``"10W mean over 60s"``, ``energy`` and ``deadline`` bound the
+    whole training (``"50Wh"``, ``"2h"``). It is planned from what a ``profile`` holds, the newest by default; with
+    ``job`` that is measured on the ``device`` as far as it is worth it, and the choice was then measured to fit. An
+    unmeasured choice exceeds the budget with a chance of at most ``risk``. Stored convergence runs of the job are used,
+    or those of the id ``convergence``, for their newest target or ``target``. The listener gets ``SearchStep``.
+    """
+    sizes = known.as_batch_sizes(batch_sizes)
+    wanted = budget.for_plan() if isinstance(budget, Budget) else _parse(budget, energy, deadline)
+    chosen_predictor = load_predictor(predictor)
+    question = _Question(wanted, Goal(goal), convergence, target, sizes, references, chosen_predictor, listener)
+    if job is None:
+        if device:
+            raise InputError("A device is named only to be measured.", hint="Name a job too.")
+        basis = _look_up(question, store, profile)
+    else:
+        if profile:
+            raise InputError("A profile is what was measured, and a job is measured.", hint="Give one of the two.")
+        here = known.as_device(device)
+        workload, suggested = known.job_workload(job, here, lr, lr_batch_size)
+        basis = _search(replace(question, batch_sizes=known.some_batch_sizes(sizes, suggested)), store, here, workload)
+    measurements = comparable(basis.measured.measurements, basis.problem)
+    problem, prediction = predict_candidates(basis.problem, measurements, basis.references, question.predictor)
+    if basis.search:
+        chosen = choose_measured(problem, prediction, measurements)
+    else:
+        chosen = choose_setting(problem, prediction, measurements=measurements, risk=risk)
+    others = compare(
+        problem,
+        prediction,
+        measurements,
+        risk=risk,
+        stock_modes=basis.device.stock_modes() if isinstance(basis.device, HasStockModes) else {},
+        powertrain=_powertrain(problem, basis, listener) if powertrain else None,
+        truth=truth_of(basis.device, problem.candidates, basis.cost),
+    )
+    measured = basis.measured
+    record = plan_record(chosen, measured.device, measured.workload, others=others, per_sample=basis.per_sample)
+    if basis.search:
+        record |= {"measured_now": len(basis.search.measurements), "stopped": basis.search.stopped}
+    parts = {part.name: getattr(chosen, part.name) for part in fields(Plan)}
+    return DevicePlan(**parts, others=tuple(others), per_sample=basis.per_sample, record=record)
+
+
+def _look_up(question: _Question, store: AnyStore, profile: int) -> _Basis:
+    """From what was measured before."""
+    with known.opened(store, create=False) as kept:
+        measured = kept.profile(profile or known.newest_profile(kept))
+        references = known.load_references(kept, question.references, measured)
+        curve = _curve(kept, measured, question)
+    space = known.offered_modes(measured, question.tell)
+    sizes = question.batch_sizes or _sizes(measured)
+    _warn_of_extremes(sizes, _sizes(measured), "measured", question.tell)
+    problem = _problem(question, space, sizes, curve, measured)
+    return _Basis(problem, measured, references, curve is None, known.profiled_device(measured))
+
+
+def _search(question: _Question, store: AnyStore, device: Device, workload: Workload) -> _Basis:
+    """By measuring on the device, beside what was measured before."""
+    with known.opened(store) as kept:
+        number = kept.profile_id(device.info, workload.info)
+        measured = kept.profile(number)
+        references = known.load_references(kept, question.references, measured)
+        curve = _curve(kept, measured, question)
+        problem = _problem(question, permitted_space(device), question.batch_sizes, curve, measured)
+        found = _measure(device, workload, problem, kept, references, question)
+        measured = replace(measured, measurements=kept.measurements(number))
+    return _Basis(problem, measured, references, curve is None, device, workload.cost(), found)
+
+
+def _measure(
+    device: Device,
+    workload: Workload,
+    problem: Problem,
+    store: Store,
+    references: Sequence[Profile],
+    question: _Question,
+) -> SearchResult:
+    """Measure what is worth measuring, saying why; each answer is stored at once."""
+    tell = question.tell
+    stored = comparable(store.measurements(store.profile_id(device.info, workload.info)), problem)
+    text = f"{workload.info.name} on {device.info.name}: measuring as I go among {len(problem):,} settings"
+    tell(Noted(level="info", text=f"{text}{f', {len(stored)} known' if stored else ''}. Store: {store.path}"))
+    with Session(device) as session:
+        if session.recovered:
+            tell(known.RECOVERED)
+        found = measure_as_you_go(
+            session,
+            workload,
+            problem,
+            store,
+            references=references,
+            predictor=question.predictor,
+            watch=lambda measurement, why: tell(SearchStep(measurement, why)),
+        )
+    spent = duration(sum(m.cost_s for m in found.measurements if m.cost_s > 0), 2)
+    text = f"{len(found.measurements)} settings measured in {spent} of the device's time; ended: {found.stopped}."
+    tell(Noted(level="info", text=text))
+    return found
+
+
+def _problem(
+    question: _Question, space: ModeSpace, sizes: tuple[int, ...], curve: ConvergenceCurve | None, measured: Profile
+) -> Problem:
+    if curve is not None:
+        seen = [one.batch_size for one in curve.observed]
+        _warn_of_extremes(sizes, seen, "trained to the target", question.tell)
+    candidates = known.every_setting(space, sizes)
+    candidates = candidates.take(np.flatnonzero(fits_memory(candidates, measured.measurements)))
+    return Problem.of(candidates, question.budget, curve, question.goal)
+
+
+def _powertrain(problem: Problem, basis: _Basis, tell: Listener) -> Prediction | None:
+    """PowerTrain's prediction from the same measurements and references; said and left out where it cannot be had."""
+    try:
+        fitted = PowerTrain().fit(comparable(basis.measured.usable(), problem), basis.references)
+        return fitted.predict(problem.candidates)
+    except (MissingExtraError, PredictError) as exc:
+        tell(Noted(level="info", text=f"PowerTrain is left out: {exc.message}"))
+        return None
+
+
+def _parse(budget: str, energy: str, deadline: str) -> Budget:
+    wanted = {"--budget": (budget, "power_w"), "--energy": (energy, "energy_j"), "--deadline": (deadline, "deadline_s")}
+    for option, (text, bound) in wanted.items():
+        if text and getattr(parse_budget(text), bound) is None:
+            raise InputError(
+                f"{option} {text} has the wrong unit.", hint="Such as --budget 10W --energy 50Wh --deadline 2h."
+            )
+    if not (budget or energy or deadline):
+        raise InputError("No budget was given.", hint="Such as --budget 10W.")
+    return parse_budget(*(part for part in (budget, energy, deadline) if part)).for_plan()
+
+
+def _curve(store: Store, measured: Profile, question: _Question) -> ConvergenceCurve | None:
+    """Samples to the target; without, what asks for a whole training is refused before anything is measured for it."""
+    curve = known.stored_curve(
+        store, measured.workload, question.tell, wanted_id=question.convergence, target=question.target
+    )
+    bounds_all = question.budget.energy_j or question.budget.deadline_s or question.goal is Goal.LEAST_ENERGY
+    if curve is None and bounds_all:
+        raise InputError(
+            "Energy and time of a whole training need to be known by how many samples it takes.",
+            hint="`underwatt converge JOB` finds that out, at an easier target where none was reached.",
+        )
+    return curve
+
+
+def _warn_of_extremes(sizes: Sequence[int], seen: Sequence[int], what: str, tell: Listener) -> None:
+    """Say where batch sizes to choose from lie beyond those that anything is known of."""
+    beyond = [size for size in sizes if seen and not min(seen) <= size <= max(seen)]
+    if beyond:
+        where = f"lies beyond what was {what} ({min(seen)} to {max(seen)}): what is said of it is a guess."
+        tell(Noted(level="warning", text=f"Batch size {', '.join(map(str, beyond))} {where}"))

@@ -1,0 +1,296 @@
+"""What is known of a device and a job: looked up in the store and on this machine, before anything is measured."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TextIO, TypeAlias
+
+from underwatt.convergence.curve import fit_convergence, targets_of
+from underwatt.device.base import permitted_space
+from underwatt.device.registry import open_device
+from underwatt.device.space import ModeSpace
+from underwatt.errors import InputError, UnderwattError
+from underwatt.events import Noted
+from underwatt.jobs.command import DEFAULT_LIMITS, CommandRate, Limits
+from underwatt.jobs.runs import LOG_NAME, RUNS
+from underwatt.jobs.workloads import choose_workload
+from underwatt.measure.series import grid_modes, in_order, modes_from_file
+from underwatt.predict.base import SettingArray, observe
+from underwatt.predict.design import first_settings
+from underwatt.runlog.log import read_log
+from underwatt.store.exchange import (
+    plan_of,
+    read_file,
+    write_convergence,
+    write_profile,
+    write_profile_with_convergence,
+)
+from underwatt.store.references import builtin_reference
+from underwatt.store.store import Store, default_store_path
+from underwatt.studies.study import newest_rates
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+
+    from underwatt.convergence.curve import ConvergenceCurve
+    from underwatt.device.base import Device
+    from underwatt.jobs.job import Job
+    from underwatt.measure.workload import Workload
+    from underwatt.records import ConvergenceRun, PowerMode, Profile, Setting, WorkloadInfo
+    from underwatt.runlog.record import RunRecord
+
+    AnyJob: TypeAlias = Job | str | Sequence[str]  # a job, its address, or the words of a command
+    AnyStore: TypeAlias = Path | str | Store | None  # a store, or the file it is in; the usual one where it is none
+    Listener: TypeAlias = Callable[[object], None]  # told of what happens, as records
+
+_log = logging.getLogger("underwatt")
+RECOVERED = Noted(level="info", text="A killed session had left this device changed; it was put back first.")
+
+
+def log_notes(event: object) -> None:
+    """The listener of those who brought none: notes go to the logger ``underwatt``."""
+    if isinstance(event, Noted):
+        _log.log(logging.WARNING if event.level == "warning" else logging.INFO, "%s", event.text)
+
+
+@contextlib.contextmanager
+def opened(store: AnyStore, *, create: bool = True) -> Iterator[Store]:
+    """The store, opened where only its file is named; the usual one by default."""
+    if isinstance(store, Store):
+        yield store
+        return
+    with Store(store or default_store_path(), create=create) as kept:
+        yield kept
+
+
+def as_batch_sizes(given: str | Sequence[int]) -> tuple[int, ...]:
+    """Batch sizes, also from a list such as ``"8,16,32"``; none from an empty one."""
+    try:
+        sizes = tuple(
+            int(part) for part in (given.split(",") if isinstance(given, str) else given) if str(part).strip()
+        )
+    except ValueError:
+        sizes = (0,)
+    if any(size < 1 for size in sizes):
+        raise InputError(f"Batch sizes must be whole numbers of at least 1, not {given!r}.", hint="Such as -b 8,16,32.")
+    return sizes
+
+
+def job_workload(
+    job: AnyJob, device: Device, lr: float | None, lr_batch_size: int | None, limits: Limits = DEFAULT_LIMITS
+) -> tuple[Workload, tuple[int, ...]]:
+    """The job as a device runs it, and its batch sizes; a command has none."""
+    rate = CommandRate(lr) if lr_batch_size is None else CommandRate(lr, lr_batch_size)
+    return choose_workload([job] if isinstance(job, str) else job, device, rate=rate, limits=limits)
+
+
+def some_batch_sizes(given: str | Sequence[int], suggested: Sequence[int] = ()) -> tuple[int, ...]:
+    """The batch sizes that are given, else those that a job suggests; ``InputError`` where there are none."""
+    sizes = as_batch_sizes(given) or tuple(suggested)
+    if not sizes:
+        raise InputError("A command does not say which batch sizes to try.", hint="Add for example -b 8,16,32,64.")
+    return sizes
+
+
+# Profiles, references and runs.
+
+
+def newest_profile(store: Store) -> int:
+    """The number of the newest profile that holds measurements."""
+    summaries = [item for item in store.summaries() if item.usable]
+    if not summaries:
+        raise InputError("The store holds no measurements to predict from.", hint="`underwatt profile JOB` makes some.")
+    return summaries[-1].id
+
+
+def load_references(store: Store, named: Sequence[str | Profile], measured: Profile) -> list[Profile]:
+    """Profiles, or those that are named: by a number, a file, or ``builtin:BOARD``; none is a reference for itself."""
+    found = [reference for one in named for reference in (_named(store, one) if isinstance(one, str) else [one])]
+    for reference in found:
+        if (reference.device.id, reference.workload.id) == (measured.device.id, measured.workload.id):
+            raise InputError(
+                "A profile cannot be its own reference: it would predict what it already holds.",
+                hint="Name a profile of another workload or device.",
+            )
+    return found
+
+
+def _named(store: Store, text: str) -> list[Profile]:
+    if text.isdecimal():
+        return [store.profile(int(text))]
+    if text.startswith("builtin:"):
+        return [builtin_reference(text.removeprefix("builtin:"))]
+    found = read_file(Path(text)).profiles
+    if not found:
+        raise InputError(f"{text} holds no profile to refer to.")
+    return found
+
+
+def find_run(run: Path | str | None) -> RunRecord | None:
+    """The record of a run by its folder or its log; by default the newest one in runs/, if any."""
+    if run is None:
+        logs = sorted(RUNS.glob(f"*/{LOG_NAME}"), key=lambda path: path.stat().st_mtime)
+        return read_log(logs[-1]) if logs else None
+    path = Path(run)
+    return read_log(path / LOG_NAME if path.is_dir() or path.suffix != ".jsonl" else path)
+
+
+# Convergence.
+
+
+def stored_runs(store: Store, workload_id: str) -> tuple[ConvergenceRun, ...]:
+    """A workload's convergence runs that still count."""
+    return newest_rates(next((runs for info, runs in store.convergence() if info.id == workload_id), ()))
+
+
+def stored_curve(
+    store: Store, workload: WorkloadInfo, tell: Listener, *, wanted_id: str = "", target: float | None = None
+) -> ConvergenceCurve | None:
+    """Samples to target from the stored runs of a workload; says so where there are none that reached it."""
+    runs = stored_runs(store, wanted_id or workload.id)
+    if wanted_id and not runs:
+        raise InputError(f"There are no convergence runs {wanted_id!r}.", hint="`underwatt store ls` lists them.")
+    if target is not None and target not in (made := targets_of(runs)):
+        named = ", ".join(f"{one:g}" for one in made)
+        hint = f"There are: {named}." if named else "`underwatt converge JOB` makes runs."
+        raise InputError(f"No run was made for target {target:g}.", hint=hint)
+    aim = target if target is not None or not runs else runs[-1].target
+    if not any(run.reached and run.target == aim for run in runs):
+        why = f"No training reached the target {aim:g}" if runs else "No convergence runs of this workload are stored"
+        text = f"{why}, so every batch size is taken to need the same number of samples."
+        tell(Noted(level="warning", text=f"{text} `underwatt converge JOB` makes some."))
+        return None
+    count = sum(run.target == aim for run in runs)
+    tell(Noted(level="info", text=f"Samples to target {aim:g}, from {count} trainings."))
+    return fit_convergence(runs, aim)
+
+
+def curve_to(store: Store, workload: WorkloadInfo, target: float, tell: Listener) -> ConvergenceCurve | None:
+    """Samples to this very target; runs that were made for another one say nothing of it."""
+    made_for = targets_of(stored_runs(store, workload.id))
+    if made_for and target not in made_for:
+        text = f"The convergence runs are for {', '.join(f'{one:g}' for one in made_for)}, the job wants {target:g}"
+        tell(Noted(level="warning", text=f"{text}: going by samples a second. Run `underwatt converge`."))
+        return None
+    return stored_curve(store, workload, tell, target=target if made_for else None)
+
+
+# Devices and their settings.
+
+
+def as_device(device: str | Device) -> Device:
+    """The device, opened where only its address is given."""
+    return open_device(device) if isinstance(device, str) else device
+
+
+def profiled_device(measured: Profile) -> Device | None:
+    """The device that was profiled, where it is this machine's; another board at the same address is not."""
+    try:
+        here = open_device(measured.device.address)
+    except UnderwattError:
+        return None
+    return here if here.info.id == measured.device.id else None
+
+
+def offered_modes(measured: Profile, tell: Listener) -> ModeSpace:
+    """The modes of the device, where it is here; else the combinations of the values that were measured."""
+    observe(measured.measurements)  # says what is wrong where nothing can be predicted from them
+    columns = [m.setting.mode.knobs() for m in measured.usable()]
+    here = profiled_device(measured)
+    if here is not None:
+        return permitted_space(here).only(columns[0])
+    tell(Noted(level="info", text=f"{measured.device.name} is not here: combinations of the measured clocks only."))
+    return ModeSpace.of_values({name: {knobs[name] for knobs in columns} for name in columns[0]})
+
+
+def every_setting(space: ModeSpace, batch_sizes: Sequence[int]) -> SettingArray:
+    """Every power mode at every batch size."""
+    return SettingArray.product(tuple(knob.name for knob in space.knobs), space.matrix(), batch_sizes)
+
+
+def spread_settings(space: ModeSpace, batch_sizes: Sequence[int], count: int) -> list[Setting]:
+    """The settings that tell most about all others; the same ones each time, so that a profile can be gone on with."""
+    candidates = every_setting(space, batch_sizes)
+    rows = range(len(candidates)) if count >= len(candidates) else first_settings(candidates, count)
+    return in_order(candidates[int(row)] for row in rows)
+
+
+def chosen_modes(named: str | Sequence[PowerMode], space: ModeSpace) -> list[PowerMode]:
+    """Modes, or those that are named: ``grid``, a number of modes, or a CSV file."""
+    if not isinstance(named, str):
+        return list(named)
+    if named == "grid":
+        return grid_modes(space)
+    if named.isdecimal() and int(named) > 0:
+        return [setting.mode for setting in spread_settings(space, (1,), int(named))]
+    if Path(named).exists():
+        return modes_from_file(Path(named), space)
+    raise InputError(f"--modes {named} is neither 'grid', nor a number, nor a file.")
+
+
+# What is known, carried from machine to machine.
+
+
+@dataclass(frozen=True, slots=True)
+class Imported:
+    """What a file held: each with its number in the store, and how much of it was new there."""
+
+    profiles: tuple[tuple[Profile, int, int], ...]  # number, and how many measurements were new
+    convergence: tuple[tuple[WorkloadInfo, Sequence[ConvergenceRun], int], ...]  # how many runs were new
+    plans: tuple[tuple[Mapping[str, Any], int, bool], ...]  # the plan's record, its number, and whether it was new
+
+
+def import_file(
+    file: Path | str, *, device_name: str = "", samples_per_epoch: float = 1.0, store: AnyStore = None
+) -> Imported:
+    """Take in measurements, convergence runs or a plan: our own export, PowerTrain's tables, Zeus' traces.
+
+    ``device_name`` is the device of a table that does not say; Zeus' traces count epochs of ``samples_per_epoch``.
+    """
+    found = read_file(Path(file), device_name=device_name, samples_per_epoch=samples_per_epoch)
+    for record in found.plans:
+        plan_of(record, str(file))  # a plan that cannot be used is refused here, not where it is needed
+    with opened(store) as kept:
+        taken, counts = kept.take_in(found.profiles, found.convergence)
+        plans = [kept.keep_plan(record) for record in found.plans]
+    return Imported(
+        tuple((item, *numbers) for item, numbers in zip(found.profiles, taken, strict=True)),
+        tuple((workload, runs, new) for (workload, runs), new in zip(found.convergence, counts, strict=True)),
+        tuple((record, *kept_as) for record, kept_as in zip(found.plans, plans, strict=True)),
+    )
+
+
+def export(what: str, file: TextIO, *, with_convergence: bool = False, store: AnyStore = None) -> str:
+    """Write a profile or convergence runs (CSV), both, or a plan (JSON); says what was written.
+
+    ``what`` is the number of a profile, the id of a workload's convergence runs, or ``plan:NUMBER``.
+    """
+    with opened(store, create=False) as kept:
+        runs = {workload.id: (workload, items) for workload, items in kept.convergence()}
+        kind, _, number = what.partition(":")
+        profile = kept.profile(int(what)) if what.isdecimal() else None
+        if profile is None and with_convergence:
+            raise InputError("Only a profile is exported with its convergence runs.", hint="Name it by its number.")
+        if kind == "plan" and number.isdecimal():
+            file.write(json.dumps(dict(kept.plan(int(number)).record), indent=2) + "\n")
+            return f"Plan {number}"
+    workload, items = runs.get(what if profile is None else profile.workload.id, (None, ()))
+    if profile is not None:
+        whose = f"{profile.workload.name} on {profile.device.name}"
+        said = f"Profile {what} ({whose}, {len(profile.measurements)} measurements)"
+        if not with_convergence:
+            write_profile(profile, file)
+            return said
+        if not items:
+            hint = "`underwatt converge JOB` makes some."
+            raise InputError(f"There are no convergence runs of {profile.workload.name}.", hint=hint)
+        write_profile_with_convergence(profile, items, file)
+        return f"{said} and {len(items)} runs"
+    if workload is None:
+        raise InputError(f"There are no convergence runs {what!r}.", hint="`underwatt store ls` lists them.")
+    write_convergence(workload, items, file)
+    return f"{len(items)} convergence runs of {workload.name}"
