@@ -113,7 +113,7 @@ class Truth:
         self._power_w = cold[order]
         # It may pause too, at the clocks of the setting, where its steps are short enough to keep the mean steady.
         resting = virtual(board.spec.name, 0)
-        idle_w = {mode: _idle_w(resting, mode) for mode in {setting.mode for setting in settings}}
+        idle_w = {mode: _idle_w(resting, mode) for mode in dict.fromkeys(setting.mode for setting in settings)}
         waits_w = np.array([idle_w[settings[int(row)].mode] for row in order])
         self._grid_w = np.arange(waits_w.min(), self._power_w[-1] + GRID_W, GRID_W)
         rates = 1 / world.time_s[order]
