@@ -54,6 +54,7 @@ CONTENTS = """
 :caption: Guides
 
 docs/first-training
+docs/python
 docs/running
 docs/jetson
 docs/how-it-chooses

@@ -75,6 +75,16 @@ def _imported(path: Path, *, with_types: bool = False) -> set[str]:
     return {name for name in names if name == "underwatt" or name.startswith("underwatt.")}
 
 
+def test_the_map_for_contributors_names_every_folder() -> None:
+    text = (Path(__file__).parent.parent / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    names = {
+        path.name + "/" * path.is_dir()
+        for path in SOURCE.iterdir()
+        if path.name[:2] != "__" and path.name != "py.typed"
+    }
+    assert not [name for name in sorted(names) if f"`{name}`" not in text]
+
+
 def test_every_folder_has_a_place_in_the_order() -> None:
     tops = {path.relative_to(SOURCE).parts[0].removesuffix(".py") for path in MODULES}
     assert tops <= set(RANK)
