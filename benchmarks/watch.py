@@ -63,6 +63,7 @@ def train(folder: Path, threads: int) -> None:
     """
     import torch
 
+    from underwatt.events import BudgetChanged, Progressed, SettingChanged, Started
     from underwatt.records import DeviceInfo, PowerMode, Setting, WorkloadInfo
     from underwatt.runlog.log import RunLog
 
@@ -85,20 +86,20 @@ def train(folder: Path, threads: int) -> None:
     ends, used, log = array("d"), array("d"), RunLog(folder / "log.jsonl")
     device = DeviceInfo("virtual", "watts made up for this benchmark", "none", "virtual:none", simulated=True)
     log.write(
-        "start",
-        0.0,
-        started_at="2026-01-01T00:00:00+00:00",
-        job="benchmark",
-        device=device,
-        workload=WorkloadInfo("convolutions", "none"),
-        budget="10 W mean",
-        goal="soonest",
-        target=None,
-        simulated=True,
-        pid=os.getpid(),
+        Started(
+            at_s=0.0,
+            started_at="2026-01-01T00:00:00+00:00",
+            job="benchmark",
+            device=device,
+            workload=WorkloadInfo("convolutions", "none"),
+            budget="10 W mean",
+            batch_sizes=(BATCH,),
+            simulated=True,
+            pid=os.getpid(),
+        )
     )
-    log.write("budget", 0.0, power_w=10.0, why="start")
-    log.write("setting", 0.0, setting=Setting(PowerMode(), BATCH), state="holding", why="the only one")
+    log.write(BudgetChanged(at_s=0.0, power_w=10.0, why="start"))
+    log.write(SettingChanged(at_s=0.0, setting=Setting(PowerMode(), BATCH), state="holding", why="the only one"))
     log.flush()
     began = read_at = told_at = time.monotonic()
     while not ended:
@@ -114,21 +115,21 @@ def train(folder: Path, threads: int) -> None:
             read_at += 0.1
         if now - told_at >= 1.0:
             told_at = now
-            step_s = (ends[-1] - ends[-20]) / 19 if len(ends) >= 20 else None
+            step_s = (ends[-1] - ends[-20]) / 19 if len(ends) >= 20 else math.nan
             log.write(
-                "progress",
-                now - began,
-                steps=len(ends),
-                samples=BATCH * len(ends),
-                batch_size=BATCH,
-                loss=loss.item(),
-                step_s=step_s,
-                power_w=WATTS,
-                budget_w=10.0,
-                energy_j=WATTS * (now - began),
-                time_left_s=None,
-                state="holding",
-                gap_share=0.0,
+                Progressed(
+                    at_s=now - began,
+                    steps=len(ends),
+                    samples=BATCH * len(ends),
+                    batch_size=BATCH,
+                    loss=loss.item(),
+                    step_s=step_s,
+                    power_w=WATTS,
+                    budget_w=10.0,
+                    energy_j=WATTS * (now - began),
+                    state="holding",
+                    gap_share=0.0,
+                )
             )
             log.flush()
     log.close()

@@ -52,12 +52,16 @@ def _home(module: str) -> str:
 
 def _imported(path: Path, *, with_types: bool = False) -> set[str]:
     tree = ast.parse(path.read_text(encoding="utf-8"))
-    type_only = set() if with_types else {
-        id(node)
-        for branch in ast.walk(tree)
-        if isinstance(branch, ast.If) and "TYPE_CHECKING" in ast.dump(branch.test)
-        for node in ast.walk(branch)
-    }
+    type_only = (
+        set()
+        if with_types
+        else {
+            id(node)
+            for branch in ast.walk(tree)
+            if isinstance(branch, ast.If) and "TYPE_CHECKING" in ast.dump(branch.test)
+            for node in ast.walk(branch)
+        }
+    )
     names: set[str] = set()
     for node in ast.walk(tree):
         if id(node) in type_only:

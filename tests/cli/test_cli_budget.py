@@ -9,8 +9,10 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from log_world import started
 from test_cli_devices import run
 
+from underwatt.events import Ended, Resumed
 from underwatt.runlog.inbox import Inbox, register_run
 from underwatt.runlog.log import RunLog
 
@@ -18,7 +20,7 @@ from underwatt.runlog.log import RunLog
 @contextmanager
 def under_way(folder: Path) -> Iterator[Inbox]:
     with RunLog(folder / "log.jsonl") as log, register_run(folder, "digits", "virtual Nano"):
-        log.write("start", 0.0, job="digits")
+        log.write(started())
         yield Inbox(folder)
 
 
@@ -50,14 +52,14 @@ def test_several_runs_must_be_told_apart(tmp_path: Path, capsys: pytest.CaptureF
 def test_a_run_that_has_ended_takes_no_budget(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = tmp_path / "run"
     with RunLog(folder / "log.jsonl") as log:
-        log.write("start", 0.0, job="digits")
-        log.write("end", 9.0, outcome="reached")
+        log.write(started())
+        log.write(Ended(at_s=9.0, outcome="reached", restored=True))
         log.power(9.0, 5.0)
     assert run("budget", "7W", "--run", str(folder)) == 2
     assert f"The run in {folder} has ended." in " ".join(capsys.readouterr().err.split())
     assert not (folder / "budget.json").exists()
     with RunLog(folder / "log.jsonl") as log:
-        log.write("resume", 9.0)
+        log.write(Resumed(at_s=9.0))
         log.flush()
         assert run("budget", "7W", "--run", str(folder)) == 0
 

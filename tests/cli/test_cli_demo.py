@@ -19,6 +19,7 @@ from underwatt.demo.rivals import Choice, Rivals, passed
 from underwatt.demo.show import Story, say_results, searched
 from underwatt.device.registry import open_device
 from underwatt.drivers.virtual.device import VirtualJetson
+from underwatt.events import BudgetChanged, Expected, Planned, Scored
 from underwatt.jobs.cost import count_cost
 from underwatt.jobs.load import load_job
 from underwatt.planning.problem import Projection
@@ -51,9 +52,9 @@ def test_the_demo_tells_its_story_and_what_is_simulated(
     for name in ("tight-first", "roomy-first"):
         record = read_log(tmp_path / f"nano-{name}" / "log.jsonl")
         assert record.end is not None
-        assert record.end["outcome"] == "reached"
-        assert len(record.of("budget")) == 2
-        assert record.of("score")[-1]["value"] >= demo_job.TARGET
+        assert record.end.outcome == "reached"
+        assert len(record.of(BudgetChanged)) == 2
+        assert record.of(Scored)[-1].value >= demo_job.TARGET
         assert record.energy_over_j(window_s=1.0) < 0.05 * record.energy_j()
 
 
@@ -139,12 +140,13 @@ def test_true_joules_are_judged_by_the_budget_without_the_lag_of_a_sensor() -> N
 def test_what_the_search_of_a_training_finds_is_told_beside_the_plan() -> None:
     planned, better = Setting(PowerMode(gpu_mhz=300.0), 8), Setting(PowerMode(gpu_mhz=400.0), 16)
     plan = SearchResult(Projection(Measurement(planned, 1.0, 3.0), 100.0, 300.0, fits=True), (), 0.0, "")
-    found = {"chosen": better, "expected": {"time_s": 90.0}}
+    found = Planned(chosen=better, expected=Expected(90.0, 3.0, 270.0))
+    same, later = replace(found, chosen=planned), replace(found, expected=Expected(110.0, 3.0, 330.0))
     assert searched(5, found, plan) == (
         f"searching: 5 settings measured by training steps; {better} is 10.0% sooner than the plan's {planned}"
     )
-    assert "1 setting measured" in searched(1, {**found, "chosen": planned}, plan)
-    assert "the plan's is still the best" in searched(1, {**found, "chosen": planned}, plan)
-    assert "keeps below its budget, 10.0% later than" in searched(1, {**found, "expected": {"time_s": 110.0}}, plan)
+    assert "1 setting measured" in searched(1, same, plan)
+    assert "the plan's is still the best" in searched(1, same, plan)
+    assert "keeps below its budget, 10.0% later than" in searched(1, later, plan)
     assert searched(0, found, plan).startswith("what was measured for the other budget counts too")
-    assert searched(0, {**found, "chosen": planned}, plan) == ""
+    assert searched(0, same, plan) == ""

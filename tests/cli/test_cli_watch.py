@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from test_cli_devices import run
 
+from underwatt.events import Noted
 from underwatt.runlog.inbox import register_run
 from underwatt.runlog.log import RunLog
 
@@ -20,7 +21,7 @@ pytest.importorskip("starlette", reason="the extra 'watch' is not installed")
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     with RunLog(tmp_path / "run" / "log.jsonl") as log:
-        log.write("note", 0.0, level="info", text="hello")
+        log.write(Noted(at_s=0.0, level="info", text="hello"))
     return tmp_path / "run"
 
 

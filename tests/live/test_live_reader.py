@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from live_run import FakeRun, Served, eventually
 
+from underwatt.events import Noted
 from underwatt.live import feed as reader_module
 from underwatt.live.feed import LogReader
 
@@ -111,8 +112,8 @@ def test_a_line_that_is_not_whole_yet_is_left_for_later(fake_run: FakeRun) -> No
 
 
 def test_a_line_longer_than_a_piece_is_read(fake_run: FakeRun) -> None:
-    fake_run.log.write("note", 1.0, level="info", text="x" * 900_000)
-    fake_run.log.write("note", 2.0, level="info", text="after it")
+    fake_run.log.write(Noted(at_s=1.0, level="info", text="x" * 900_000))
+    fake_run.log.write(Noted(at_s=2.0, level="info", text="after it"))
     fake_run.log.flush()
     reader = read_all(LogReader(fake_run.folder / "log.jsonl"))
     assert reader.view.entries[-1]["text"] == "after it"

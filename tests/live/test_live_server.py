@@ -10,6 +10,7 @@ import pytest
 from live_run import FakeRun, Served, eventually
 
 from underwatt.errors import InputError
+from underwatt.events import Noted
 from underwatt.live import feed, server
 from underwatt.live.feed import VIEWERS
 
@@ -152,12 +153,12 @@ def test_clients_that_never_read_or_never_ask_are_cut_off(fake_run: FakeRun, mon
         reader.start()
         eventually(lambda: len(served.server.feed.hub) == 4)
         for number in range(60):
-            fake_run.log.write("note", number, level="info", text=f"{number} " + "x" * 20_000)
+            fake_run.log.write(Noted(at_s=number, level="info", text=f"{number} " + "x" * 20_000))
             fake_run.log.flush()
             time.sleep(0.02)
         eventually(lambda: len(served.server.feed.hub) == 1)
         eventually(lambda: connections(served) == 1)
-        fake_run.log.write("note", 99, level="info", text="the last")
+        fake_run.log.write(Noted(at_s=99, level="info", text="the last"))
         fake_run.log.flush()
         reader.join(10)
         assert not reader.is_alive(), "who reads is still served"
@@ -175,7 +176,7 @@ def test_who_keeps_sending_has_to_read_and_to_end_its_requests(
         deaf = raw(served, events_request(served))
         eventually(lambda: len(served.server.feed.hub) == 1)
         for number in range(60):
-            fake_run.log.write("note", number, level="info", text="x" * 20_000)
+            fake_run.log.write(Noted(at_s=number, level="info", text="x" * 20_000))
             fake_run.log.flush()
             time.sleep(0.01)
         eventually(lambda: len(served.server.feed.hub) == 0)
@@ -194,7 +195,7 @@ def test_many_viewers_and_no_more_than_that(served: Served, fake_run: FakeRun) -
     eventually(lambda: len(served.server.feed.hub) == VIEWERS)
     status, headers, _ = served.ask("/events", headers=served.bearer)
     assert (status, headers["retry-after"]) == (503, "10")
-    fake_run.log.write("note", 1.0, level="info", text="to everybody")
+    fake_run.log.write(Noted(at_s=1.0, level="info", text="to everybody"))
     fake_run.log.flush()
     for client in clients:
         client.settimeout(10)

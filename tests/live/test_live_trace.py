@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import math
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -58,10 +60,10 @@ def test_time_over_counts_seconds_beyond_the_tolerance_by_the_budget_of_the_time
 
 def test_no_limit_and_lost_readings_are_not_zero() -> None:
     trace = PowerTrace()
-    trace.add([0.0, 0.1], [None, None])
+    trace.add([0.0, 0.1], [math.nan, math.nan])
     assert trace.latest() is None
     assert trace.recent() == []
-    trace.add([0.2, 0.3], [None, 50.0])
+    trace.add([0.2, 0.3], [math.nan, 50.0])
     trace.add_budget(1.0, None)
     trace.add([1.0, 2.0], [60.0, 60.0])
     assert trace.recent()[0] == [0.0, 50.0, 50.0, 50.0, None]

@@ -75,7 +75,7 @@ def report(
         _candidates(measured, record),
         made_at=datetime.now().astimezone().strftime("%d %B %Y, %H:%M").lstrip("0"),
         convergence=runs,
-        target=target if target is not None or record is None else record.start["target"],
+        target=target if target is not None or record is None else record.start.target,
         budget=wanted or (None if record is None else budget_of(record)),
         record=record,
         references=references,
@@ -111,7 +111,7 @@ def _measured(kept: Store, number: int, record: RunRecord | None, *, asked: bool
             return (found if record is None else with_run(found, record)), record
         if asked:
             raise InputError(
-                f"The run trained {record.start['workload']['name']} on {record.start['device']['name']}, which is not "
+                f"The run trained {record.start.workload.name} on {record.start.device.name}, which is not "
                 f"profile {number}.",
                 hint="Leave --profile or --run out.",
             )
@@ -132,5 +132,5 @@ def _candidates(measured: Profile, record: RunRecord | None) -> SettingArray | N
         space = offered_modes(measured)
     except PredictError:
         return None
-    sizes = {m.setting.batch_size for m in measured.usable()} | set(record.start["batch_sizes"] if record else ())
+    sizes = {m.setting.batch_size for m in measured.usable()} | set(record.start.batch_sizes if record else ())
     return SettingArray.product(tuple(knob.name for knob in space.knobs), space.matrix(), sorted(sizes))

@@ -86,7 +86,7 @@ class Display:
             text = f"{escape(str(event.setting))} [dim]{escape(event.why)}[/]"
             self.say(f"[{COLOURS[event.state]}]{event.state}[/] {text}")
         elif isinstance(event, BudgetChanged) and event.why != "start":
-            self.say(f"[bold]budget {allowed(to_json(event))}[/] [dim]{event.why}[/]")
+            self.say(f"[bold]budget {allowed(event)}[/] [dim]{event.why}[/]")
         elif isinstance(event, Noted) and event.level == "warning":
             self.say(f"[bold yellow]Warning: {escape(event.text)}[/]")
         elif isinstance(event, Noted):
@@ -348,5 +348,5 @@ def _say_end(folder: Path, answer: object, as_json: bool) -> None:
     from underwatt.reports.run_figures import happened
 
     record = read_log(folder / LOG_NAME)
-    back = " The device is as it was." if record.end is not None and record.end["restored"] else ""
+    back = " The device is as it was." if record.end is not None and record.end.restored else ""
     _out.print(f"{escape(happened(record))}{back} [dim]Folder: {escape(str(folder))}[/]", soft_wrap=True)

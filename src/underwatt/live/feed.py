@@ -10,6 +10,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from underwatt.errors import InputError
+from underwatt.events import Started
 from underwatt.live.view import RunView
 from underwatt.records import to_json
 from underwatt.runlog.log import follow
@@ -63,7 +64,7 @@ class LogReader:
         size, piece = self._size(), PIECE_BYTES
         try:
             events, byte = follow(self._log, self._byte, piece)
-            while not events and size - byte > piece:  # one line is longer than that
+            while byte == self._byte and size - byte > piece:  # one line is longer than that
                 piece *= 2
                 events, byte = follow(self._log, byte, piece)
             self.error = None
@@ -71,10 +72,10 @@ class LogReader:
             self.error = str(exc)
             return False
         for event in events:
-            if event["kind"] == "start" and building.facts["phase"] != "waiting":
+            if isinstance(event, Started) and building.facts["phase"] != "waiting":
                 building = self._begin_anew()
             building.apply(event)
-        more = bool(events) and byte < size
+        more = byte != self._byte and byte < size
         self._byte = byte
         if self._history is not None:
             self.read_share = byte / size if size and more else 1.0
