@@ -125,21 +125,21 @@ class Served:
         given = self.bearer | {"Content-Type": "application/json"} | headers
         return self.ask("/budget", "POST", {k.replace("_", "-"): v for k, v in given.items()}, content)
 
-    def events(self, headers: dict[str, str] | None = None) -> Iterator[tuple[str, dict[str, Any]]]:
-        connection = http.client.HTTPConnection("127.0.0.1", self.server.port, timeout=10)
-        connection.request("GET", "/events", headers=headers or self.bearer)
-        answer = connection.getresponse()
-        assert answer.status == 200
-        assert answer.getheader("content-type", "").startswith("text/event-stream")
-        kind = ""
-        try:
-            while line := answer.readline():
-                if line.startswith(b"event: "):
-                    kind = line[7:].decode().strip()
-                elif line.startswith(b"data: "):
-                    yield kind, json.loads(line[6:])
-        finally:
-            connection.close()
+    def state(self, since: int = 0) -> dict[str, Any] | None:
+        """What changed since an update; nothing where nothing did."""
+        status, _, text = self.ask(f"/state?since={since}", headers=self.bearer)
+        assert status in (200, 204)
+        return json.loads(text) if status == 200 else None
+
+    def states(self) -> Iterator[dict[str, Any]]:
+        """What a page gets to know, as one that asks all the time."""
+        number, until = 0, time.monotonic() + 20.0
+        while time.monotonic() < until:
+            if (found := self.state(number)) is not None:
+                number = found["number"]
+                yield found
+            time.sleep(0.02)
+        raise AssertionError("nothing new came in time")
 
 
 def eventually(condition: Callable[[], bool], within_s: float = 10.0) -> None:

@@ -209,11 +209,11 @@ def test_a_lost_connection_is_said_and_taken_up_again(chromium: Browser, fake_ru
     fake_run.second()
     with Served(fake_run.folder) as served:
         opened = Opened(chromium, served)
-        served.server.feed.hub.close()  # every stream ends, and none is served
+        opened.page.route("**/state*", lambda route: route.abort())
         opened.shows("#banner", "connection to the page’s server is lost")
         fake_run.log.write(Noted(at_s=5.0, level="info", text="meanwhile"))
         fake_run.log.flush()
-        served.server.feed.hub._closed = False
+        opened.page.unroute("**/state*")
         opened.shows("#entries", "meanwhile")
         assert opened.page.locator("#banner").is_hidden()
         opened.close()

@@ -76,8 +76,6 @@ def _ended(event: Ended) -> str:
     return f"The run {OUTCOMES.get(event.outcome, 'ended')}"
 
 
-# Power over time in a size that does not grow: the last minutes second by second, the whole run in ever wider bins.
-
 RECENT_S = 300
 WHOLE_BINS = 720
 TOLERANCE = 0.02  # a second is over budget when its mean is this share above it
@@ -112,8 +110,8 @@ class Bin(NamedTuple):
         return [self.at_s, round(self.low_w, 3), round(self.mean_w, 3), round(self.high_w, 3), budget_w]
 
 
-class PowerTrace:
-    """Folds power readings and budgets into what a chart needs; 24 hours or a month take the same memory."""
+class FoldedPower:
+    """Power over time in a size that does not grow: the last minutes by the second, all of it in ever wider bins."""
 
     def __init__(self) -> None:
         self.over_s = 0.0
@@ -221,7 +219,7 @@ class RunView:
     """The newest of everything, the log for people, and power over time."""
 
     def __init__(self) -> None:
-        self.trace = PowerTrace()
+        self.trace = FoldedPower()
         self.facts: dict[str, Any] = {"phase": "waiting", "at_s": 0.0, "measured": 0, "asked": None}
         self.entries: deque[dict[str, Any]] = deque(maxlen=ENTRIES)
         self.entry_count = 0
