@@ -28,6 +28,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 from _table import Column, add_output, as_table, write
 from underwatt.budget import parse_budget
 from underwatt.device.registry import open_device
+from underwatt.events import BudgetChanged, SettingChanged, Started
 from underwatt.predict.base import SettingArray
 from underwatt.records import ConvergenceRun, Measurement, Profile, WorkloadCost, WorkloadInfo
 from underwatt.reports.build import build_report
@@ -71,13 +72,23 @@ def write_log(path: Path, device: Any, everything: SettingArray, readings: int) 
     later = at_s > at_s[-1] / 2
     power_w = np.where(later, 0.96 * BUDGET_W[1], 0.96 * BUDGET_W[0]) + 0.2 * rng.normal(size=readings)
     with RunLog(path) as log:
-        start = {"started_at": "2026-01-01T00:00:00+00:00", "job": "synthetic", "device": device.info, "pid": 1}
-        start |= {"workload": WORKLOAD, "budget": f"{BUDGET_W[0]:g}W", "goal": "soonest", "target": 0.9}
-        log.write("start", 0, **start, batch_sizes=BATCH_SIZES, simulated=True, version="")
+        log.write(
+            Started(
+                at_s=0.0,
+                started_at="2026-01-01T00:00:00+00:00",
+                job="synthetic",
+                device=device.info,
+                workload=WORKLOAD,
+                budget=f"{BUDGET_W[0]:g}W",
+                batch_sizes=tuple(BATCH_SIZES),
+                target=0.9,
+                simulated=True,
+            )
+        )
         for at, watts, why in ((0.0, BUDGET_W[0], "start"), (at_s[-1] / 2, BUDGET_W[1], "changed")):
-            log.write("budget", at, power_w=watts, why=why)
+            log.write(BudgetChanged(at_s=at, power_w=watts, why=why))
             chosen = everything[int(rng.integers(len(everything)))]
-            log.write("setting", at, setting=chosen, state="holding", why=why)
+            log.write(SettingChanged(at_s=at, setting=chosen, state="holding", why=why))
         for first in range(0, readings, 10):
             for at, watts in zip(at_s[first : first + 10], power_w[first : first + 10], strict=True):
                 log.power(float(at), float(watts))

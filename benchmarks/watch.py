@@ -3,9 +3,9 @@
     python benchmarks/watch.py --json OUT
 
 Three processes on this machine: a small convolutional network that PyTorch trains and that writes a run's log;
-``underwatt watch``, the real command; and 50 viewers that read the stream of updates. Training and server are put on
-the same core, so that all that the server does is taken from the training; the viewers, in life browsers on other
-machines, stay off that core where there is another one, at the lowest priority.
+``underwatt watch``, the real command; and 50 viewers that ask once a second what changed, as the page does. Training
+and server are put on the same core, so that all that the server does is taken from the training; the viewers, in life
+browsers on other machines, stay off that core where there is another one, at the lowest priority.
 
 Blocks of two seconds with the page served alternate with blocks in which its server is stopped (SIGSTOP; the viewers
 stay connected), in the order off, on, on, off, so that a drift of the machine cancels out. Each pair of neighbours is
@@ -48,7 +48,8 @@ if TYPE_CHECKING:
 VIEWERS = 50
 PAIRS = 44
 ORDER = (False, True, True, False)  # of two pairs
-BLOCK_S = 2.0  # two lines of the log and four updates
+BLOCK_S = 2.0  # two lines of the log, and each viewer asks twice
+ASK_S = 1.0
 SETTLE_S = 0.3  # catching up with the log is not part of a block
 CLAIM = 0.02
 Z95 = 1.96
@@ -63,6 +64,7 @@ def train(folder: Path, threads: int) -> None:
     """
     import torch
 
+    from underwatt.events import BudgetChanged, Progressed, SettingChanged, Started
     from underwatt.records import DeviceInfo, PowerMode, Setting, WorkloadInfo
     from underwatt.runlog.log import RunLog
 
@@ -85,20 +87,20 @@ def train(folder: Path, threads: int) -> None:
     ends, used, log = array("d"), array("d"), RunLog(folder / "log.jsonl")
     device = DeviceInfo("virtual", "watts made up for this benchmark", "none", "virtual:none", simulated=True)
     log.write(
-        "start",
-        0.0,
-        started_at="2026-01-01T00:00:00+00:00",
-        job="benchmark",
-        device=device,
-        workload=WorkloadInfo("convolutions", "none"),
-        budget="10 W mean",
-        goal="soonest",
-        target=None,
-        simulated=True,
-        pid=os.getpid(),
+        Started(
+            at_s=0.0,
+            started_at="2026-01-01T00:00:00+00:00",
+            job="benchmark",
+            device=device,
+            workload=WorkloadInfo("convolutions", "none"),
+            budget="10 W mean",
+            batch_sizes=(BATCH,),
+            simulated=True,
+            pid=os.getpid(),
+        )
     )
-    log.write("budget", 0.0, power_w=10.0, why="start")
-    log.write("setting", 0.0, setting=Setting(PowerMode(), BATCH), state="holding", why="the only one")
+    log.write(BudgetChanged(at_s=0.0, power_w=10.0, why="start"))
+    log.write(SettingChanged(at_s=0.0, setting=Setting(PowerMode(), BATCH), state="holding", why="the only one"))
     log.flush()
     began = read_at = told_at = time.monotonic()
     while not ended:
@@ -114,21 +116,21 @@ def train(folder: Path, threads: int) -> None:
             read_at += 0.1
         if now - told_at >= 1.0:
             told_at = now
-            step_s = (ends[-1] - ends[-20]) / 19 if len(ends) >= 20 else None
+            step_s = (ends[-1] - ends[-20]) / 19 if len(ends) >= 20 else math.nan
             log.write(
-                "progress",
-                now - began,
-                steps=len(ends),
-                samples=BATCH * len(ends),
-                batch_size=BATCH,
-                loss=loss.item(),
-                step_s=step_s,
-                power_w=WATTS,
-                budget_w=10.0,
-                energy_j=WATTS * (now - began),
-                time_left_s=None,
-                state="holding",
-                gap_share=0.0,
+                Progressed(
+                    at_s=now - began,
+                    steps=len(ends),
+                    samples=BATCH * len(ends),
+                    batch_size=BATCH,
+                    loss=loss.item(),
+                    step_s=step_s,
+                    power_w=WATTS,
+                    budget_w=10.0,
+                    energy_j=WATTS * (now - began),
+                    state="holding",
+                    gap_share=0.0,
+                )
             )
             log.flush()
     log.close()
@@ -136,25 +138,56 @@ def train(folder: Path, threads: int) -> None:
     (folder / "used").write_bytes(used.tobytes())
 
 
+class Viewer:
+    """An open page: asks once a second what changed, over a connection that stays open."""
+
+    def __init__(self, port: int, token: str, asks_at: float) -> None:
+        self._head = f"Host: 127.0.0.1:{port}\r\nAuthorization: Bearer {token}\r\n\r\n"
+        self._text = b""
+        self.client = socket.create_connection(("127.0.0.1", port))
+        self.asks_at, self.number, self.updates = asks_at, 0, 0
+
+    def ask(self) -> None:
+        """Ask, and then wait for the answer."""
+        self.asks_at = math.inf
+        self.client.sendall(f"GET /state?since={self.number} HTTP/1.1\r\n{self._head}".encode())
+
+    def take(self) -> None:
+        """Read what came; a whole answer is counted, and asked for on from there."""
+        part = self.client.recv(1 << 16)
+        if not part:
+            raise SystemExit("a viewer was dropped")
+        self._text += part
+        head, found, body = self._text.partition(b"\r\n\r\n")
+        if not found:
+            return
+        lengths = [line for line in head.lower().splitlines() if line.startswith(b"content-length:")]
+        if lengths and len(body) < int(lengths[0].split()[1]):
+            return
+        self._text, self.asks_at = b"", time.monotonic() + ASK_S
+        if body:
+            self.number = json.loads(body)["number"]
+            self.updates += 1
+
+
 def view(port: int, token: str, viewers: int) -> None:
-    """The viewers' process: read all streams until it is ended, then say how many updates each viewer got."""
-    request = f"GET /events HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\nAuthorization: Bearer {token}\r\n\r\n".encode()
+    """The viewers' process: ask until it is ended, then say how many updates each viewer got."""
     ended: list[bool] = []
     signal.signal(signal.SIGTERM, lambda *_: ended.append(True))
+    now = time.monotonic()
+    everybody = [Viewer(port, token, now + ASK_S * number / viewers) for number in range(viewers)]
     with selectors.DefaultSelector() as chosen:
-        updates = [0] * viewers
-        for number in range(viewers):
-            client = socket.create_connection(("127.0.0.1", port))
-            client.sendall(request)
-            chosen.register(client, selectors.EVENT_READ, number)
+        for viewer in everybody:
+            chosen.register(viewer.client, selectors.EVENT_READ, viewer)
         print("connected", flush=True)
         while not ended:
-            for key, _ in chosen.select(0.5):
-                text = key.fileobj.recv(1 << 16)  # type: ignore[union-attr]
-                if not text:
-                    raise SystemExit("a viewer was dropped")
-                updates[key.data] += text.count(b"event: update")
-    print(json.dumps(updates), flush=True)
+            for viewer in everybody:
+                if viewer.asks_at <= time.monotonic():
+                    viewer.ask()
+            wait_s = min(viewer.asks_at for viewer in everybody) - time.monotonic()
+            for key, _ in chosen.select(min(max(0.0, wait_s), 0.5)):
+                key.data.take()
+    print(json.dumps([viewer.updates for viewer in everybody]), flush=True)
 
 
 def start(cores: Iterable[int], *arguments: str) -> subprocess.Popen[str]:
@@ -208,7 +241,7 @@ def measure(viewers: int, pairs: int, threads: int) -> dict[str, Any]:
                 time.sleep(0.1)
             running.append(start(own, "-m", "underwatt", "watch", "--run", name, "--json"))
             page = json.loads(said(running[-1]))
-            arguments = ("--view", str(page["port"]), page["token"], "--viewers", str(viewers))
+            arguments = ("--view", str(page["port"]), f"--token={page['token']}", "--viewers", str(viewers))
             running.append(start(others, here, *arguments))
             _, server, viewing = running
             os.setpriority(os.PRIO_PROCESS, viewing.pid, 19)
@@ -277,12 +310,13 @@ def main() -> None:
     )
     parser.add_argument("--threads", type=int, default=1, help="of the training, on so many cores, with the server")
     parser.add_argument("--train", type=Path, help=argparse.SUPPRESS)
-    parser.add_argument("--view", nargs=2, help=argparse.SUPPRESS)
+    parser.add_argument("--view", type=int, help=argparse.SUPPRESS)
+    parser.add_argument("--token", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.train:
         return train(arguments.train, arguments.threads)
     if arguments.view:
-        return view(int(arguments.view[0]), arguments.view[1], arguments.viewers)
+        return view(arguments.view, arguments.token, arguments.viewers)
     row = measure(arguments.viewers, arguments.pairs, arguments.threads)
     print(f"{row['viewers']} viewers, {row['threads']} of {row['cores']} cores train; {row['pairs']} pairs of blocks:")
     shown: list[dict[str, Any]] = []

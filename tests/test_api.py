@@ -17,7 +17,7 @@ from underwatt.drivers.virtual.board import VirtualBoard
 from underwatt.drivers.virtual.boards import BOARDS
 from underwatt.drivers.virtual.sysfs import SysfsBoard
 from underwatt.errors import InputError
-from underwatt.events import Event, Measured, Noted, Started
+from underwatt.events import Event, Measured, Noted, Scored, Started
 from underwatt.runlog.inbox import Inbox, register_run
 
 NANO = "virtual:nano"
@@ -76,7 +76,7 @@ def test_the_whole_story_in_python(job: Job, tmp_path: Path, capsys: pytest.Capt
     assert ended.verdict.over_s <= 0.05 * ended.elapsed_s
     assert any(isinstance(event, Started) for event in seen)
     record = underwatt.read_run()
-    assert len(record.of("score")) == len(underwatt.read_run(ended.folder).of("score")) >= 1
+    assert len(record.of(Scored)) == len(underwatt.read_run(ended.folder).of(Scored)) >= 1
 
     pytest.importorskip("plotly", reason="the package plotly is not installed")
     page = underwatt.report(tmp_path / "page.html", listener=seen.append)

@@ -177,26 +177,36 @@ def to_line(event: Event | Readings) -> bytes:
 
 
 def from_line(line: bytes | str) -> Event | Readings | None:
-    """What a line of the log holds; ``None`` for a kind that is not known, ``InputError`` where it makes no sense."""
+    """What a line of the log holds; ``None`` for a kind that is not known.
+
+    Raises ``ValueError`` for what is no line of a log, ``InputError`` for one of a known kind that makes no sense.
+    """
     try:
         plain = json.loads(line)
         kind, at_s = plain["kind"], plain["at_s"]
-    except (ValueError, TypeError, KeyError, RecursionError) as exc:
-        raise InputError("It is no line of a run's log.") from exc
+    except (TypeError, KeyError, RecursionError) as exc:
+        raise ValueError("It is no line of a run's log.") from exc
     if kind == Readings.kind:
         return _readings(at_s, plain.get("power_w"))
     record = KINDS.get(kind) if isinstance(kind, str) else None
-    return None if record is None else from_json(record, plain, kind)
+    if record is None:
+        return None
+    found = from_json(record, plain, kind)
+    if not math.isfinite(found.at_s):
+        raise InputError(f"{kind} does not say when.")
+    return found
 
 
 def _readings(at_s: Any, power_w: Any) -> Readings:
     """By hand: a long log is mostly these."""
     try:
-        found = Readings(tuple(map(float, at_s)), tuple(math.nan if w is None else float(w) for w in power_w))
+        if None in power_w:
+            power_w = [math.nan if reading is None else reading for reading in power_w]
+        found = Readings(tuple(map(float, at_s)), tuple(map(float, power_w)))
     except (TypeError, ValueError) as exc:
         raise InputError("Readings are two lists of numbers, at_s and power_w.") from exc
-    if len(found.at_s) != len(found.power_w):
-        raise InputError("There are not as many times as watts.")
+    if len(found.at_s) != len(found.power_w) or not all(map(math.isfinite, found.at_s)):
+        raise InputError("Every reading has its time, and there are as many of these.")
     return found
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import runpy
 import signal
 import sys
@@ -25,6 +26,7 @@ from underwatt.adapters.lightning import BudgetCallback
 from underwatt.adapters.tuner import Tuner
 from underwatt.device.registry import open_device
 from underwatt.errors import InputError, MissingExtraError, OutOfMemoryError
+from underwatt.events import Measured, Noted, Progressed, Started
 from underwatt.runlog.inbox import post_budget, running_runs
 from underwatt.runlog.log import read_log
 from underwatt.store.store import Store
@@ -111,12 +113,12 @@ def test_a_training_under_a_budget_that_falls(tmp_path: Path) -> None:
     at_s, watts = record.budget_steps
     assert watts.tolist() == [6, 4]
     assert record.end is not None
-    assert (record.end["outcome"], record.end["restored"], record.end["steps"]) == ("finished", True, 250)
+    assert (record.end.outcome, record.end.restored, record.end.steps) == ("finished", True, 250)
     assert record.energy_over_j(window_s=1.0, lag_s=2.5) < 0.01 * record.energy_j()
     late = record.power.at_s > at_s[1] + 2.0
     assert record.power.power_w[late].mean() <= 4.0
     assert record.power.power_w[record.power.at_s < at_s[1]].max() > 4.8  # or holding 4 W would prove nothing
-    assert record.of("note")[0]["text"] == CANNOT
+    assert record.of(Noted)[0].text == CANNOT
     assert any(seen != before for seen in watch.seen)
     assert dict(device.snapshot()) == before
     assert running_runs() == ()
@@ -160,7 +162,7 @@ def test_the_board_is_put_back_after(
     assert dict(device.snapshot()) == before
     end = read_log(tmp_path / "log.jsonl").end
     assert end is not None
-    assert (end["outcome"], end["restored"], end["steps"]) == (outcome, True, 25)
+    assert (end.outcome, end.restored, end.steps) == (outcome, True, 25)
     assert running_runs() == ()
 
 
@@ -168,10 +170,10 @@ def test_a_step_is_one_of_the_optimizer(tmp_path: Path) -> None:
     device = open_device("virtual:nano")
     fit(BudgetCallback(budget_w=6, device=device, cost=COST, folder=tmp_path), steps=40, accumulate_grad_batches=4)
     record = read_log(tmp_path / "log.jsonl")
-    assert record.start["job"] == "Net (18 parameters) in 4 parts"
-    assert record.start["batch_sizes"] == [64]
+    assert record.start.job == "Net (18 parameters) in 4 parts"
+    assert record.start.batch_sizes == (64,)
     assert record.end is not None
-    assert record.end["steps"] == 40
+    assert record.end.steps == 40
 
 
 def fit_slowly(tmp_path: Path, slow_s: float, *callbacks: Callback, **more: Any) -> Any:
@@ -202,11 +204,11 @@ def fit_slowly(tmp_path: Path, slow_s: float, *callbacks: Callback, **more: Any)
 def test_validation_and_checkpoints_belong_to_no_step(tmp_path: Path) -> None:
     saving = ModelCheckpoint(tmp_path, every_n_train_steps=60)
     record = fit_slowly(tmp_path, 7.0, saving, check_val_every_n_epoch=5)
-    assert record.end["steps"] == 200
-    assert record.end["at_s"] > 7 * 7.0
-    assert len(record.of("measured")) >= 3
-    assert all(event["measurement"]["step_s"] < 1 for event in record.of("measured"))
-    assert all(event["step_s"] is None or event["step_s"] < 1 for event in record.of("progress"))
+    assert record.end.steps == 200
+    assert record.end.at_s > 7 * 7.0
+    assert len(record.of(Measured)) >= 3
+    assert all(event.measurement.step_s < 1 for event in record.of(Measured))
+    assert all(math.isnan(event.step_s) or event.step_s < 1 for event in record.of(Progressed))
 
 
 def test_validation_while_gradients_are_added_up_ends_when_it_ends(
@@ -249,7 +251,7 @@ def test_validation_while_gradients_are_added_up_ends_when_it_ends(
 def test_what_validation_draws_is_not_taken_for_the_steps(tmp_path: Path) -> None:
     def first_watts(name: str, **more: Any) -> Any:
         record = fit_slowly(tmp_path / name, 2.0, enable_checkpointing=False, **more)
-        return record.of("measured")[0]["measurement"]["power_w"]
+        return record.of(Measured)[0].measurement.power_w
 
     undisturbed_w = first_watts("none", limit_val_batches=0)
     assert first_watts("often", check_val_every_n_epoch=4) == pytest.approx(undisturbed_w, rel=0.05)
@@ -296,8 +298,8 @@ def test_each_training_has_a_folder_of_its_own(tmp_path: Path) -> None:
         fit(budget, steps=3)
     for name in ("run", "run-2", "run-3"):
         record = read_log(tmp_path / name / "log.jsonl")
-        assert record.start["job"] == "mine"
-        assert len(record.of("start")) == 1
+        assert record.start.job == "mine"
+        assert len(record.of(Started)) == 1
 
 
 def test_only_the_first_process_controls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -308,8 +310,8 @@ def test_only_the_first_process_controls(tmp_path: Path, monkeypatch: pytest.Mon
     assert not (tmp_path / "run").exists()
     monkeypatch.setattr(Trainer, "world_size", property(lambda _: 2))
     fit(budget, steps=3)
-    notes = read_log(tmp_path / "run" / "log.jsonl").of("note")
-    assert any("only the first controls" in note["text"] for note in notes)
+    notes = read_log(tmp_path / "run" / "log.jsonl").of(Noted)
+    assert any("only the first controls" in note.text for note in notes)
 
 
 def test_without_lightning_the_hint_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -325,4 +327,4 @@ def test_the_example(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     runpy.run_path(str(EXAMPLES / "train_lightning.py"), run_name="__main__")
     end = read_log(tmp_path / "run" / "log.jsonl").end
     assert end is not None
-    assert (end["outcome"], end["restored"], end["steps"]) == ("finished", True, 112)
+    assert (end.outcome, end.restored, end.steps) == ("finished", True, 112)

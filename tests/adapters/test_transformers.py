@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import runpy
 import sys
 from pathlib import Path
@@ -20,6 +21,7 @@ from underwatt.adapters.callback_base import CANNOT
 from underwatt.adapters.transformers import BudgetCallback
 from underwatt.device.registry import open_device
 from underwatt.errors import InputError, MissingExtraError, OutOfMemoryError
+from underwatt.events import Measured, Noted, Progressed, Started
 from underwatt.runlog.inbox import post_budget, running_runs
 from underwatt.runlog.log import read_log
 
@@ -90,16 +92,16 @@ def test_a_training_under_a_budget_that_falls(tmp_path: Path) -> None:
     record = read_log(tmp_path / "run" / "log.jsonl")
     at_s, watts = record.budget_steps
     assert watts.tolist() == [6, 4]
-    assert record.start["job"] == "Net (18 parameters)"
-    assert record.start["batch_sizes"] == [16]
+    assert record.start.job == "Net (18 parameters)"
+    assert record.start.batch_sizes == (16,)
     assert record.end is not None
-    assert (record.end["outcome"], record.end["restored"], record.end["steps"]) == ("finished", True, 250)
+    assert (record.end.outcome, record.end.restored, record.end.steps) == ("finished", True, 250)
     assert record.energy_over_j(window_s=1.0, lag_s=2.5) < 0.01 * record.energy_j()
     late = record.power.at_s > at_s[1] + 2.0
     assert record.power.power_w[late].mean() <= 4.0
     assert record.power.power_w[record.power.at_s < at_s[1]].max() > 4.8  # or holding 4 W would prove nothing
-    assert record.of("note")[0]["text"] == CANNOT
-    losses = [event["loss"] for event in record.of("progress") if event["loss"] is not None]
+    assert record.of(Noted)[0].text == CANNOT
+    losses = [event.loss for event in record.of(Progressed) if event.loss is not None]
     assert losses[-1] < losses[0]
     assert seen[0] != before
     assert dict(device.snapshot()) == before
@@ -137,7 +139,7 @@ def test_the_board_is_put_back_after(error: BaseException, outcome: str, tmp_pat
     assert dict(device.snapshot()) == before
     end = read_log(tmp_path / "run" / "log.jsonl").end
     assert end is not None
-    assert (end["outcome"], end["restored"], end["steps"]) == (outcome, True, 25)
+    assert (end.outcome, end.restored, end.steps) == (outcome, True, 25)
     assert running_runs() == ()
 
 
@@ -145,10 +147,10 @@ def test_a_step_is_one_of_the_optimizer(tmp_path: Path) -> None:
     budget = BudgetCallback(budget_w=6, device="virtual:nano", cost=COST, folder=tmp_path / "run", name="mine")
     trainer(budget, folder=tmp_path, gradient_accumulation_steps=4).train()
     record = read_log(tmp_path / "run" / "log.jsonl")
-    assert record.start["job"] == "mine in 4 parts"
-    assert record.start["batch_sizes"] == [64]
+    assert record.start.job == "mine in 4 parts"
+    assert record.start.batch_sizes == (64,)
     assert record.end is not None
-    assert record.end["steps"] == 40
+    assert record.end.steps == 40
 
 
 def test_evaluation_and_saving_belong_to_no_step(tmp_path: Path) -> None:
@@ -169,10 +171,10 @@ def test_evaluation_and_saving_belong_to_no_step(tmp_path: Path) -> None:
     trainer(budget, folder=tmp_path, steps=200, kind=Slow, **plan).train()
     record = read_log(tmp_path / "run" / "log.jsonl")
     assert record.end is not None
-    assert record.end["at_s"] > 7 * slow_s
-    assert len(record.of("measured")) >= 3
-    assert all(event["measurement"]["step_s"] < 1 for event in record.of("measured"))
-    assert all(event["step_s"] is None or event["step_s"] < 1 for event in record.of("progress"))
+    assert record.end.at_s > 7 * slow_s
+    assert len(record.of(Measured)) >= 3
+    assert all(event.measurement.step_s < 1 for event in record.of(Measured))
+    assert all(math.isnan(event.step_s) or event.step_s < 1 for event in record.of(Progressed))
 
 
 def test_what_cannot_be_held_is_said_before_the_first_step(tmp_path: Path) -> None:
@@ -201,7 +203,7 @@ def test_a_training_that_begins_again_has_a_folder_of_its_own(tmp_path: Path) ->
     for name in ("run", "run-2"):
         record = read_log(tmp_path / name / "log.jsonl")
         assert record.end is not None
-        assert (record.end["outcome"], record.end["steps"], len(record.of("start"))) == ("finished", 3, 1)
+        assert (record.end.outcome, record.end.steps, len(record.of(Started))) == ("finished", 3, 1)
 
 
 def test_a_batch_size_that_the_trainer_halves_itself(tmp_path: Path) -> None:
@@ -213,11 +215,11 @@ def test_a_batch_size_that_the_trainer_halves_itself(tmp_path: Path) -> None:
         budget, At(5, lambda: fail(errors.pop()) if errors else None), folder=tmp_path, auto_find_batch_size=True
     )
     stumbling.train()
-    assert read_log(tmp_path / "run" / "log.jsonl").start["batch_sizes"] == [16]
+    assert read_log(tmp_path / "run" / "log.jsonl").start.batch_sizes == (16,)
     second = read_log(tmp_path / "run-2" / "log.jsonl")
-    assert second.start["batch_sizes"] == [14]
+    assert second.start.batch_sizes == (14,)
     assert second.end is not None
-    assert second.end["steps"] == 40
+    assert second.end.steps == 40
     assert dict(device.snapshot()) == before
 
 
@@ -244,4 +246,4 @@ def test_the_example(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     runpy.run_path(str(EXAMPLES / "train_transformers.py"), run_name="__main__")
     end = read_log(tmp_path / "run" / "log.jsonl").end
     assert end is not None
-    assert (end["outcome"], end["restored"], end["steps"]) == ("finished", True, 30)
+    assert (end.outcome, end.restored, end.steps) == ("finished", True, 30)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+import math
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,6 +15,7 @@ from torch.optim.lr_scheduler import ExponentialLR, LambdaLR, OneCycleLR
 from underwatt.adapters.tuner import RateFollower
 from underwatt.control.state import ControlOptions
 from underwatt.errors import InputError
+from underwatt.events import Measured, Progressed
 from underwatt.jobs.job import usual_rule
 from underwatt.runlog.inbox import running_runs
 from underwatt.store.store import Store
@@ -35,12 +36,12 @@ def test_every_sample_of_a_pass_is_trained_once_while_settings_change(tmp_path: 
     assert len(sizes) > 2, "the batch size never changed: nothing was tried"
     assert found_mode(device) == before
     log = log_of(tmp_path)
-    assert log.end["outcome"] == "finished"
-    assert log.end["restored"]
-    assert (log.end["samples"], log.end["steps"]) == (4001, len(device.board._phases) and log.end["steps"])
-    assert log.of("progress")[-1]["loss"] == 0.5
-    assert log.start["batch_sizes"] == list(SIZES)
-    assert log.energy_j() == pytest.approx(log.end["energy_j"], rel=0.02)
+    assert log.end.outcome == "finished"
+    assert log.end.restored
+    assert (log.end.samples, log.end.steps) == (4001, len(device.board._phases) and log.end.steps)
+    assert log.of(Progressed)[-1].loss == 0.5
+    assert log.start.batch_sizes == SIZES
+    assert log.energy_j() == pytest.approx(log.end.energy_j, rel=0.02)
 
 
 def test_worker_processes_prepare_batches_and_none_is_lost() -> None:
@@ -107,8 +108,8 @@ def test_testing_belongs_to_no_step(tmp_path: Path) -> None:
             train(tuner, 4)
             with tuner.testing():
                 device.clock.sleep(5.0)
-    for event in log_of(tmp_path).of("progress")[-20:]:
-        assert event["step_s"] is None or event["step_s"] < 1.5 * step_s
+    for event in log_of(tmp_path).of(Progressed)[-20:]:
+        assert math.isnan(event.step_s) or event.step_s < 1.5 * step_s
 
 
 def test_a_scheduler_within_the_step_goes_its_own_way() -> None:
@@ -146,8 +147,7 @@ def test_what_was_measured_is_known_the_next_time(tmp_path: Path) -> None:
         ) as tuner:
             train(tuner, 30)
     first, second = (
-        [json.dumps(event["measurement"]["setting"]) for event in log_of(tmp_path / str(count)).of("measured")]
-        for count in range(2)
+        [event.measurement.setting for event in log_of(tmp_path / str(count)).of(Measured)] for count in range(2)
     )
     assert len(first) >= 5
     assert len(second) <= len(first)

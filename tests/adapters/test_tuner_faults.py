@@ -22,6 +22,7 @@ from underwatt.drivers.virtual.board import VirtualBoard
 from underwatt.drivers.virtual.boards import BOARDS
 from underwatt.drivers.virtual.sysfs import SysfsBoard
 from underwatt.errors import ApplyError, BudgetError, InputError, OutOfMemoryError, SensorError
+from underwatt.events import BudgetChanged, Measured
 from underwatt.runlog.inbox import post_budget, running_runs
 from underwatt.store.schema import connect
 from underwatt.store.store import Store
@@ -39,11 +40,11 @@ def test_a_loop_that_raises_leaves_nothing_behind(tmp_path: Path, error: BaseExc
         raise error
     assert found_mode(device) == before
     end = log_of(tmp_path).end
-    assert end["restored"]
+    assert end.restored
     if isinstance(error, RuntimeError):
-        assert (end["outcome"], end["error"]) == ("failed", "the job is broken")
+        assert (end.outcome, end.error) == ("failed", "the job is broken")
     else:
-        assert end["outcome"] == "interrupted"
+        assert end.outcome == "interrupted"
     assert running_runs() == ()
 
 
@@ -54,8 +55,8 @@ def test_a_budget_that_cannot_be_held_leaves_nothing_behind(tmp_path: Path) -> N
         pass
     assert running_runs() == ()
     end = log_of(tmp_path).end
-    assert end["outcome"] == "failed"
-    assert "while it waits" in end["error"]
+    assert end.outcome == "failed"
+    assert "while it waits" in end.error
 
 
 def test_a_sensor_lost_for_a_while_is_said_and_waited_for(tmp_path: Path) -> None:
@@ -72,7 +73,7 @@ def test_a_sensor_lost_for_a_while_is_said_and_waited_for(tmp_path: Path) -> Non
         assert tuner.state == "holding"
     assert len([text for text in notes(tmp_path) if "last safe setting" in text]) == 1
     assert "Power can be read again." in notes(tmp_path, "info")
-    assert log_of(tmp_path).end["outcome"] == "finished"
+    assert log_of(tmp_path).end.outcome == "finished"
 
 
 def test_a_sensor_that_stays_lost_ends_the_run_and_the_device_is_put_back(tmp_path: Path) -> None:
@@ -86,8 +87,8 @@ def test_a_sensor_that_stays_lost_ends_the_run_and_the_device_is_put_back(tmp_pa
     assert 10 <= device.clock.now_s() - lost_s < 14
     assert found_mode(device) == before
     end = log_of(tmp_path).end
-    assert (end["outcome"], end["restored"]) == ("failed", True)
-    assert "could not be read" in end["error"]
+    assert (end.outcome, end.restored) == ("failed", True)
+    assert "could not be read" in end.error
 
 
 def test_a_clock_that_is_refused_is_not_asked_for_again(tmp_path: Path) -> None:
@@ -113,7 +114,7 @@ def test_clocks_that_are_all_refused_end_the_run_and_the_device_is_put_back(tmp_
         device.refuses = lambda _: True
         train(tuner, 100)
     assert found_mode(device) == before
-    assert log_of(tmp_path).end["outcome"] == "failed"
+    assert log_of(tmp_path).end.outcome == "failed"
 
 
 def test_a_first_clock_that_is_refused_is_no_end(tmp_path: Path) -> None:
@@ -219,9 +220,9 @@ def test_batch_sizes_that_a_data_set_cannot_fill_are_left_out(tmp_path: Path, dr
         assert tuner.energy_j > energy_j > 50
     assert "The data set has 20 samples: batch size 32, 64 is left out." in notes(tmp_path)
     log = log_of(tmp_path)
-    measured = [event["measurement"]["setting"]["batch_size"] for event in log.of("measured") if event["at_s"] < 20]
+    measured = [event.measurement.setting.batch_size for event in log.of(Measured) if event.at_s < 20]
     assert {8, 16} >= set(measured) != set(), "it was never measured"
-    assert log.energy_j() == pytest.approx(log.end["energy_j"], rel=0.05)
+    assert log.energy_j() == pytest.approx(log.end.energy_j, rel=0.05)
 
 
 @pytest.mark.parametrize("samples", [0, 5])
@@ -242,7 +243,7 @@ def test_a_locked_store_does_not_hold_up_the_training(tmp_path: Path) -> None:
         other.rollback()
         other.close()
         train(tuner, 15)
-    measured = len(log_of(tmp_path).of("measured"))
+    measured = len(log_of(tmp_path).of(Measured))
     assert measured >= 2
     with Store(store, create=False) as kept:
         assert kept.summaries()[0].measured == measured
@@ -300,7 +301,7 @@ def test_a_full_store_ends_no_training(tmp_path: Path, monkeypatch: pytest.Monke
         train(tuner, 15)
     assert time.monotonic() - begun_s < 20
     with Store(tmp_path / "store.db", create=False) as store:
-        assert store.summaries()[0].measured == len(log_of(tmp_path).of("measured"))
+        assert store.summaries()[0].measured == len(log_of(tmp_path).of(Measured))
 
 
 def test_a_message_that_makes_no_sense_ends_no_training(tmp_path: Path) -> None:
@@ -310,7 +311,7 @@ def test_a_message_that_makes_no_sense_ends_no_training(tmp_path: Path) -> None:
         train(tuner, 5)
         post_budget(tmp_path, "7W", "command")
         train(tuner, 5)
-    assert [event["power_w"] for event in log_of(tmp_path).of("budget")] == [9.0, 7.0]
+    assert [event.power_w for event in log_of(tmp_path).of(BudgetChanged)] == [9.0, 7.0]
     [said] = [text for text in notes(tmp_path) if "makes no sense" in text]
     assert "a lot" in said
 
@@ -346,7 +347,7 @@ def test_sigterm_ends_a_run_properly(tmp_path: Path) -> None:
     assert child.returncode == 128 + signal.SIGTERM
     assert files(root) == before
     end = log_of(folder).end
-    assert (end["outcome"], end["restored"]) == ("interrupted", True)
+    assert (end.outcome, end.restored) == ("interrupted", True)
 
 
 def test_the_log_is_plain_json(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from underwatt.demo.job import RESNET18, digits
 from underwatt.demo.rivals import Choice, Rivals, passed
 from underwatt.device.registry import open_device
 from underwatt.drivers.virtual.device import VirtualJetson
-from underwatt.events import Expected, Planned
+from underwatt.events import BudgetChanged, Expected, Planned, Scored
 from underwatt.jobs.cost import count_cost
 from underwatt.jobs.load import load_job
 from underwatt.planning.problem import Projection
@@ -52,9 +52,9 @@ def test_the_demo_tells_its_story_and_what_is_simulated(
     for name in ("tight-first", "roomy-first"):
         record = read_log(tmp_path / f"nano-{name}" / "log.jsonl")
         assert record.end is not None
-        assert record.end["outcome"] == "reached"
-        assert len(record.of("budget")) == 2
-        assert record.of("score")[-1]["value"] >= demo_job.TARGET
+        assert record.end.outcome == "reached"
+        assert len(record.of(BudgetChanged)) == 2
+        assert record.of(Scored)[-1].value >= demo_job.TARGET
         assert record.energy_over_j(window_s=1.0) < 0.05 * record.energy_j()
 
 

@@ -22,12 +22,12 @@ from underwatt.control.state import Phase
 from underwatt.drivers.virtual.board import VirtualBoard
 from underwatt.drivers.virtual.boards import BOARDS
 from underwatt.drivers.virtual.sysfs import SysfsBoard
-from underwatt.events import BudgetChanged, Measured, Noted, Scored, SettingChanged
+from underwatt.events import BudgetChanged, Measured, Noted, Progressed, Resumed, Scored, SettingChanged, Started
 from underwatt.jobs.identity import job_info
 from underwatt.jobs.load import load_job
 from underwatt.records import ConvergenceRun, Measurement, PowerMode, Setting
 from underwatt.reports.run_figures import happened
-from underwatt.runlog.log import follow, read_log
+from underwatt.runlog.log import RunLog, follow, read_log
 from underwatt.store.store import Store
 
 JOB = """
@@ -90,7 +90,7 @@ def start(*arguments: str) -> subprocess.Popen[str]:
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=os.environ)
 
 
-def wait_for(log: Path, found: Callable[[list[dict[str, Any]]], bool], within_s: float = 60.0) -> None:
+def wait_for(log: Path, found: Callable[[list[Any]], bool], within_s: float = 60.0) -> None:
     """Wait until a log says something."""
     deadline_s = time.monotonic() + within_s
     while time.monotonic() < deadline_s:
@@ -100,8 +100,8 @@ def wait_for(log: Path, found: Callable[[list[dict[str, Any]]], bool], within_s:
     pytest.fail("it never came to it")
 
 
-def steps(at_least: int) -> Callable[[list[dict[str, Any]]], bool]:
-    return lambda events: any(event.get("steps", 0) >= at_least for event in events)
+def steps(at_least: int) -> Callable[[list[Any]], bool]:
+    return lambda events: any(getattr(event, "steps", 0) >= at_least for event in events)
 
 
 def files(root: Path) -> dict[str, bytes]:
@@ -119,10 +119,10 @@ def test_a_job_is_trained_to_its_target_and_again_with_what_is_known(capsys: pyt
     [folder] = Path("runs").iterdir()
     assert re.fullmatch(r"blobs-\d{8}-\d{6}", folder.name)
     log = read_log(folder / "log.jsonl")
-    assert log.start["budget"] == "3W"
-    assert log.start["target"] == 0.85
+    assert log.start.budget == "3W"
+    assert log.start.target == 0.85
     assert log.end is not None
-    assert (log.end["outcome"], log.end["restored"]) == ("reached", True)
+    assert (log.end.outcome, log.end.restored) == ("reached", True)
     assert log.energy_over_j(window_s=1.0) <= 0.005 * log.energy_j()
     assert log.time_over_s(lag_s=1.0) <= 0.01 * log.power.at_s[-1]
     assert run(*command) == 0
@@ -137,7 +137,7 @@ def test_a_job_is_trained_to_its_target_and_again_with_what_is_known(capsys: pyt
     assert len(list(Path("runs").iterdir())) == 2
     assert run("store", "show", "1", "--json") == 0
     stored = json.loads(capsys.readouterr().out)["measurements"]
-    assert len(stored) >= len(log.of("measured")) >= 1
+    assert len(stored) >= len(log.of(Measured)) >= 1
 
 
 def test_limit_energy_and_going_on_by_the_newest_folder(capsys: pytest.CaptureFixture[str]) -> None:
@@ -157,8 +157,8 @@ def test_limit_energy_and_going_on_by_the_newest_folder(capsys: pytest.CaptureFi
     assert more["samples"] > spent["samples"]
     assert len(list(Path("runs").iterdir())) == 2
     log = read_log(max(Path("runs").iterdir()) / "log.jsonl")
-    assert len(log.of("resume")) == 1
-    assert log.of("budget")[0]["power_w"] is None
+    assert len(log.of(Resumed)) == 1
+    assert log.of(BudgetChanged)[0].power_w is None
 
 
 def test_what_a_job_prints_is_not_the_answer(capsys: pytest.CaptureFixture[str]) -> None:
@@ -176,17 +176,17 @@ def test_convergence_runs_for_another_target_are_not_used(capsys: pytest.Capture
     common = ["run", "job.py:blobs", *NANO, "--budget", "3W", "--limit", "8000"]
     assert run(*common, "--out", "same") == 0
     assert "Samples to target 0.85" in capsys.readouterr().err
-    assert all(line["share"] is not None for line in read_log("same/log.jsonl").of("progress"))
+    assert all(line.share is not None for line in read_log("same/log.jsonl").of(Progressed))
     assert run(*common, "--target", "1.01", "--out", "other") == 0
     err = " ".join(capsys.readouterr().err.split())
     assert "The convergence runs are for 0.85, the job wants 1.01: going by samples a second." in err
     assert "underwatt converge" in err
     assert "Samples to target" not in err
     record = read_log("other/log.jsonl")
-    assert record.start["target"] == 1.01
+    assert record.start.target == 1.01
     assert record.end is not None
-    assert record.end["outcome"] == "limit"
-    assert all(line["time_left_s"] is None and line["share"] is None for line in record.of("progress"))
+    assert record.end.outcome == "limit"
+    assert all(line.time_left_s is None and line.share is None for line in record.of(Progressed))
     assert run("report", "--run", "other", "--json") == 0
     report = json.loads(capsys.readouterr().out)
     assert report["title"]["target"] == 1.01
@@ -197,10 +197,9 @@ def test_a_run_that_goes_on_says_where_and_what_it_gives_up(capsys: pytest.Captu
     common = ["run", "job.py:one_size", *NANO, "--out", "here"]
     assert run(*common, "--budget", "3W", "--limit", "800") == 0
     log = Path("here/log.jsonl")
-    at_s = read_log(log).events[-1]["at_s"]
-    with log.open("a") as file:  # as if it had been given another budget on its way
-        line = {"kind": "budget", "at_s": at_s, "power_w": 2.5, "watts": "mean", "window_s": None, "why": "changed"}
-        file.write(json.dumps(line) + "\n")
+    at_s = read_log(log).events[-1].at_s
+    with RunLog(log) as file:  # as if it had been given another budget on its way
+        file.write(BudgetChanged(at_s=at_s, power_w=2.5, why="changed"))
     capsys.readouterr()
     assert run(*common, "--budget", "3W", "--limit", "1600", "--resume") == 0
     err = " ".join(capsys.readouterr().err.split())
@@ -217,8 +216,8 @@ def test_the_log_says_what_the_watts_of_a_budget_bound() -> None:
     common = ["run", "job.py:one_size", *NANO, "--limit", "80"]
     for text, watts, window_s in (("4W", "mean", None), ("4W peak", "peak", None), ("4W mean over 60s", "mean", 60.0)):
         assert run(*common, "--budget", text, "--out", watts + str(window_s)) == 0
-        [step] = read_log(Path(watts + str(window_s)) / "log.jsonl").of("budget")
-        assert (step["power_w"], step["watts"], step["window_s"]) == (4.0, watts, window_s)
+        [step] = read_log(Path(watts + str(window_s)) / "log.jsonl").of(BudgetChanged)
+        assert (step.power_w, step.watts, step.window_s) == (4.0, watts, window_s)
 
 
 def test_a_schedule_is_followed(capsys: pytest.CaptureFixture[str]) -> None:
@@ -226,10 +225,10 @@ def test_a_schedule_is_followed(capsys: pytest.CaptureFixture[str]) -> None:
     common = ["run", "job.py:one_size", *NANO, "--limit", "8000"]
     assert run(*common, "--schedule", "solar.csv", "--out", "by-file") == 0
     log = read_log("by-file/log.jsonl")
-    assert [(round(event["at_s"]), event["power_w"]) for event in log.of("budget")] == [(0, 4.0), (2, 3.0)]
+    assert [(round(event.at_s), event.power_w) for event in log.of(BudgetChanged)] == [(0, 4.0), (2, 3.0)]
     assert run(*common, "--limit", "80", "--budget", "08:00-18:00=5W,else=3W", "--out", "by-day") == 0
-    [budget] = read_log("by-day/log.jsonl").of("budget")
-    assert budget["power_w"] == (5.0 if 8 <= time.localtime().tm_hour < 18 else 3.0)
+    [budget] = read_log("by-day/log.jsonl").of(BudgetChanged)
+    assert budget.power_w == (5.0 if 8 <= time.localtime().tm_hour < 18 else 3.0)
     capsys.readouterr()
 
 
@@ -296,7 +295,7 @@ def test_a_job_that_fails_ends_with_1_and_puts_back(capsys: pytest.CaptureFixtur
     assert "Traceback" not in err
     end = read_log("here/log.jsonl").end
     assert end is not None
-    assert (end["outcome"], end["restored"]) == ("failed", True)
+    assert (end.outcome, end.restored) == ("failed", True)
 
 
 def test_a_store_that_another_process_holds_is_said(
@@ -333,32 +332,32 @@ def test_signals_stop_it_resume_goes_on_and_a_new_budget_is_followed(
     with start(*arguments) as process:
         wait_for(log, steps(200))
         assert run("budget", "4W") == 0
-        wait_for(log, lambda events: any(event.get("why") == "changed" for event in events))
+        wait_for(log, lambda events: any(getattr(event, "why", "") == "changed" for event in events))
         stop(process, signal.SIGINT)
     assert process.returncode == 130
     record = read_log(log)
-    assert [event["power_w"] for event in record.of("budget")] == [3.0, 4.0]
+    assert [event.power_w for event in record.of(BudgetChanged)] == [3.0, 4.0]
     first = record.end
     assert first is not None
-    assert (first["outcome"], first["restored"]) == ("interrupted", True)
+    assert (first.outcome, first.restored) == ("interrupted", True)
     assert run("budget", "4W") == 2, "no run is under way"
     with start(*arguments, "--resume") as process:
-        wait_for(log, steps(int(first["steps"]) + 200))
+        wait_for(log, steps(int(first.steps) + 200))
         stop(process, signal.SIGTERM)
     assert process.returncode == 128 + signal.SIGTERM
     second = read_log(log).end
     assert second is not None
-    assert (second["outcome"], second["restored"]) == ("interrupted", True)
+    assert (second.outcome, second.restored) == ("interrupted", True)
     capsys.readouterr()
-    limit = int(second["samples"]) + 1600
+    limit = int(second.samples) + 1600
     assert run("run", *arguments, "--resume", "--limit", str(limit), "--json") == 0
     trained = json.loads(capsys.readouterr().out)
-    assert (trained["outcome"], trained["samples"], trained["steps"]) == ("limit", limit, second["steps"] + 100)
-    assert trained["energy_j"] > second["energy_j"] > first["energy_j"]
+    assert (trained["outcome"], trained["samples"], trained["steps"]) == ("limit", limit, second.steps + 100)
+    assert trained["energy_j"] > second.energy_j > first.energy_j
     record = read_log(log)
-    [one, other] = record.of("resume")
-    assert first["at_s"] <= one["at_s"] < second["at_s"] <= other["at_s"] < trained["elapsed_s"]
-    assert len(record.of("start")) == 1
+    [one, other] = record.of(Resumed)
+    assert first.at_s <= one.at_s < second.at_s <= other.at_s < trained["elapsed_s"]
+    assert len(record.of(Started)) == 1
 
 
 @pytest.mark.slow
@@ -382,8 +381,8 @@ def test_kill_9_then_restore_then_resume(tmp_path: Path, capsys: pytest.CaptureF
     assert json.loads(capsys.readouterr().out)["samples"] == 1600
     assert files(root) == before
     record = read_log(log)
-    assert len(record.of("resume")) == 1
-    times = [event["at_s"] for event in record.events]
+    assert len(record.of(Resumed)) == 1
+    times = [event.at_s for event in record.events]
     assert times == sorted(times)
 
 

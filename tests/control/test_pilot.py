@@ -10,6 +10,7 @@ from run_world import NET, Hurt, virtual, watts
 from underwatt.control.pilot import Pilot
 from underwatt.convergence.curve import SampleTable
 from underwatt.errors import ApplyError, InputError, OutOfMemoryError
+from underwatt.events import Progressed, Resumed, Scored, Started
 from underwatt.records import WorkloadInfo
 from underwatt.runlog.log import RunLog, read_log
 
@@ -36,14 +37,14 @@ def test_progress_is_told_about_once_a_second(tmp_path: Path) -> None:
         pilot.ends("reached")
         samples, steps = pilot.samples, pilot.steps
     log = read_log(tmp_path / "log.jsonl")
-    progress = log.of("progress")
+    progress = log.of(Progressed)
     assert 20 <= len(progress) <= 31
-    assert progress[-1]["loss"] == 0.25
-    assert all(event["budget_w"] == 9.0 for event in progress)
-    assert [event["energy_j"] for event in progress] == sorted(event["energy_j"] for event in progress)
-    assert log.of("score")[0]["value"] == 0.5
+    assert progress[-1].loss == 0.25
+    assert all(event.budget_w == 9.0 for event in progress)
+    assert [event.energy_j for event in progress] == sorted(event.energy_j for event in progress)
+    assert log.of(Scored)[0].value == 0.5
     assert log.end is not None
-    assert (log.end["outcome"], log.end["samples"], log.end["steps"]) == ("reached", samples, steps)
+    assert (log.end.outcome, log.end.samples, log.end.steps) == ("reached", samples, steps)
     assert len(log.power) >= 290
 
 
@@ -71,7 +72,7 @@ def test_a_part_of_a_training_goes_on_counting(tmp_path: Path) -> None:
         assert again.samples > samples
         assert again.energy_j > 1.5 * energy_j
     log = read_log(tmp_path / "log.jsonl")
-    assert len(log.of("start")) == len(log.of("resume")) == 1
+    assert len(log.of(Started)) == len(log.of(Resumed)) == 1
     assert log.energy_j() == pytest.approx(again.energy_j, rel=0.05)
 
 
@@ -86,7 +87,7 @@ def test_what_cannot_be_put_back_is_said_in_the_log(tmp_path: Path) -> None:
         device.restore = refuse  # type: ignore[method-assign]
     end = read_log(tmp_path / "log.jsonl").end
     assert end is not None
-    assert (end["outcome"], end["restored"]) == ("failed", False)
+    assert (end.outcome, end.restored) == ("failed", False)
 
 
 def test_where_no_batch_is_small_enough_it_is_said() -> None:
@@ -130,4 +131,4 @@ def test_a_simulated_second_that_takes_long_is_told_of_meanwhile(tmp_path: Path)
         simulated_s = pilot.elapsed_s
     log = read_log(tmp_path / "log.jsonl")
     assert simulated_s < 2.0
-    assert len(log.of("progress")) >= 2
+    assert len(log.of(Progressed)) >= 2

@@ -12,8 +12,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from log_world import started
+
+from underwatt.events import BudgetChanged, Ended, Measured, Progressed, SettingChanged
 from underwatt.live.server import LiveServer
-from underwatt.records import DeviceInfo, Measurement, PowerMode, Setting, WorkloadInfo
+from underwatt.records import Measurement, PowerMode, Setting
 from underwatt.runlog.log import RunLog
 
 
@@ -29,34 +32,22 @@ class FakeRun:
 
     def start(self, *, pid: int | None = None, target: float | None = 0.95) -> None:
         self.log.write(
-            "start",
-            0.0,
-            started_at="2026-07-01T12:00:00+02:00",
-            job="digits",
-            device=DeviceInfo("virtual", "Jetson Nano (virtual)", "nano", "virtual:nano", simulated=True),
-            workload=WorkloadInfo("digits", "abc"),
-            budget=f"{self.budget_w:g} W mean",
-            goal="soonest",
-            target=target,
-            batch_sizes=[8, 16, 32],
-            simulated=True,
-            pid=os.getpid() if pid is None else pid,
-            version="0.1.0",
+            started(budget=f"{self.budget_w:g} W mean", target=target, pid=os.getpid() if pid is None else pid)
         )
-        self.log.write("budget", 0.0, power_w=self.budget_w, why="start")
+        self.log.write(BudgetChanged(at_s=0.0, power_w=self.budget_w, why="start"))
         self.log.flush()
 
     def setting(self, batch_size: int = 32, gpu_mhz: float = 614.4, state: str = "holding", why: str = "fast") -> None:
         mode = PowerMode(cpu_cores=4, cpu_mhz=1479.0, gpu_mhz=gpu_mhz, mem_mhz=1600.0)
-        self.log.write("setting", self.at_s, setting=Setting(mode, batch_size), state=state, why=why)
+        self.log.write(SettingChanged(at_s=self.at_s, setting=Setting(mode, batch_size), state=state, why=why))
 
     def measured(self, batch_size: int, power_w: float) -> None:
         found = Measurement(Setting(PowerMode(gpu_mhz=614.4), batch_size), step_s=0.1, power_w=power_w)
-        self.log.write("measured", self.at_s, measurement=found)
+        self.log.write(Measured(at_s=self.at_s, measurement=found))
 
     def budget(self, power_w: float, why: str = "changed") -> None:
         self.budget_w = power_w
-        self.log.write("budget", self.at_s, power_w=power_w, why=why)
+        self.log.write(BudgetChanged(at_s=self.at_s, power_w=power_w, why=why))
 
     def second(self, power_w: float = 9.5, state: str = "holding") -> None:
         """One second of training: ten readings and a line of progress."""
@@ -66,33 +57,35 @@ class FakeRun:
             self.energy_j += watts / 10
         self.at_s += 1.0
         self.log.write(
-            "progress",
-            self.at_s - 0.05,
-            steps=int(10 * self.at_s),
-            samples=int(320 * self.at_s),
-            batch_size=32,
-            loss=2.3 / (1 + self.at_s / 50),
-            step_s=0.1,
-            power_w=power_w,
-            budget_w=self.budget_w,
-            energy_j=self.energy_j,
-            time_left_s=max(0.0, 600 - self.at_s),
-            state=state,
-            gap_share=0.0,
+            Progressed(
+                at_s=self.at_s - 0.05,
+                steps=int(10 * self.at_s),
+                samples=int(320 * self.at_s),
+                batch_size=32,
+                loss=2.3 / (1 + self.at_s / 50),
+                step_s=0.1,
+                power_w=power_w,
+                budget_w=self.budget_w,
+                energy_j=self.energy_j,
+                time_left_s=max(0.0, 600 - self.at_s),
+                state=state,
+                gap_share=0.0,
+            )
         )
         self.log.flush()
 
     def end(self, outcome: str = "reached", restored: bool = True, error: str | None = None) -> None:
         self.log.write(
-            "end",
-            self.at_s,
-            outcome=outcome,
-            restored=restored,
-            energy_j=self.energy_j,
-            samples=1,
-            steps=1,
-            score=0.96,
-            error=error,
+            Ended(
+                at_s=self.at_s,
+                outcome=outcome,
+                restored=restored,
+                energy_j=self.energy_j,
+                samples=1,
+                steps=1,
+                score=0.96,
+                error=error,
+            )
         )
         self.log.flush()
 
@@ -132,21 +125,21 @@ class Served:
         given = self.bearer | {"Content-Type": "application/json"} | headers
         return self.ask("/budget", "POST", {k.replace("_", "-"): v for k, v in given.items()}, content)
 
-    def events(self, headers: dict[str, str] | None = None) -> Iterator[tuple[str, dict[str, Any]]]:
-        connection = http.client.HTTPConnection("127.0.0.1", self.server.port, timeout=10)
-        connection.request("GET", "/events", headers=headers or self.bearer)
-        answer = connection.getresponse()
-        assert answer.status == 200
-        assert answer.getheader("content-type", "").startswith("text/event-stream")
-        kind = ""
-        try:
-            while line := answer.readline():
-                if line.startswith(b"event: "):
-                    kind = line[7:].decode().strip()
-                elif line.startswith(b"data: "):
-                    yield kind, json.loads(line[6:])
-        finally:
-            connection.close()
+    def state(self, since: int = 0) -> dict[str, Any] | None:
+        """What changed since an update; nothing where nothing did."""
+        status, _, text = self.ask(f"/state?since={since}", headers=self.bearer)
+        assert status in (200, 204)
+        return json.loads(text) if status == 200 else None
+
+    def states(self) -> Iterator[dict[str, Any]]:
+        """What a page gets to know, as one that asks all the time."""
+        number, until = 0, time.monotonic() + 20.0
+        while time.monotonic() < until:
+            if (found := self.state(number)) is not None:
+                number = found["number"]
+                yield found
+            time.sleep(0.02)
+        raise AssertionError("nothing new came in time")
 
 
 def eventually(condition: Callable[[], bool], within_s: float = 10.0) -> None:

@@ -12,8 +12,9 @@ from underwatt.budget import Budget, parse_budget
 from underwatt.drivers.virtual.board import VirtualBoard
 from underwatt.drivers.virtual.boards import BOARDS
 from underwatt.drivers.virtual.device import VirtualJetson
+from underwatt.events import BudgetChanged, Ended, Measured, Noted, SettingChanged, Started
 from underwatt.predict.base import SettingArray
-from underwatt.records import ConvergenceRun, Measurement, Profile, Setting, Status, WorkloadCost, WorkloadInfo, to_json
+from underwatt.records import ConvergenceRun, Measurement, Profile, Setting, Status, WorkloadCost, WorkloadInfo
 from underwatt.reports.build import build_report
 from underwatt.reports.figures import Report
 from underwatt.runlog.log import RunLog, read_log
@@ -88,42 +89,44 @@ def write_run(path: Path, *, seconds: int = 600, name: str = NASTY, excess_at_s:
         power_w[int(excess_at_s * 10)] = 7.25
     with RunLog(path) as log:
         log.write(
-            "start",
-            0,
-            started_at="2026-11-01T10:00:00+00:00",
-            job=name,
-            device=here.info,
-            workload=WorkloadInfo(name, "made-up"),
-            budget="6W",
-            goal="soonest",
-            target=0.97,
-            batch_sizes=BATCH_SIZES,
-            simulated=True,
-            pid=1,
-            version="0.1.0",
+            Started(
+                at_s=0,
+                started_at="2026-11-01T10:00:00+00:00",
+                job=name,
+                device=here.info,
+                workload=WorkloadInfo(name, "made-up"),
+                budget="6W",
+                goal="soonest",
+                target=0.97,
+                batch_sizes=BATCH_SIZES,
+                simulated=True,
+                pid=1,
+                version="0.1.0",
+            )
         )
-        log.write("budget", 0, power_w=6.0, why="start")
-        log.write("setting", 0, setting=first, state="searching", why="to learn how time and power behave")
-        log.write("measured", 20, measurement=to_json(measure([first])[0]))
-        log.write("setting", 20, setting=best, state="holding", why="the plan")
-        log.write("budget", half, power_w=5.0, why="changed")
-        log.write("setting", half, setting=later, state="holding", why="a new budget")
-        log.write("note", half, level="info", text=f"changed by {NASTY}")
+        log.write(BudgetChanged(at_s=0, power_w=6.0, why="start"))
+        log.write(SettingChanged(at_s=0, setting=first, state="searching", why="to learn how time and power behave"))
+        log.write(Measured(at_s=20, measurement=measure([first])[0]))
+        log.write(SettingChanged(at_s=20, setting=best, state="holding", why="the plan"))
+        log.write(BudgetChanged(at_s=half, power_w=5.0, why="changed"))
+        log.write(SettingChanged(at_s=half, setting=later, state="holding", why="a new budget"))
+        log.write(Noted(at_s=half, level="info", text=f"changed by {NASTY}"))
         log.flush()
         for start in range(0, len(at_s), 30_000):
             for at, power in zip(at_s[start : start + 30_000], power_w[start : start + 30_000], strict=True):
                 log.power(float(at), float(power))
             log.flush()
         log.write(
-            "end",
-            seconds,
-            outcome="reached",
-            restored=True,
-            energy_j=float(power_w.sum() / 10),
-            samples=123_456,
-            steps=7716,
-            score=0.971,
-            error=None,
+            Ended(
+                at_s=seconds,
+                outcome="reached",
+                restored=True,
+                energy_j=float(power_w.sum() / 10),
+                samples=123_456,
+                steps=7716,
+                score=0.971,
+                error=None,
+            )
         )
     return read_log(path)
 

@@ -22,7 +22,7 @@ from underwatt.device.registry import open_device
 from underwatt.device.session import Session
 from underwatt.drivers.virtual.device import VirtualJetson
 from underwatt.errors import ApplyError, SensorError
-from underwatt.events import Event
+from underwatt.events import Event, Noted
 from underwatt.measure.meter import Meter, measure_idle
 from underwatt.planning.problem import Problem, allows_pauses
 from underwatt.predict.base import SettingArray
@@ -272,7 +272,7 @@ def log_of(folder: Path) -> Any:
 
 
 def notes(folder: Path, level: str = "warning") -> list[str]:
-    return [event["text"] for event in log_of(folder).of("note") if event["level"] == level]
+    return [event.text for event in log_of(folder).of(Noted) if event.level == level]
 
 
 def found_mode(device: Any) -> dict[str, str]:

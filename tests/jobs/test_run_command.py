@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -17,6 +18,7 @@ from underwatt.control.pilot import Pilot
 from underwatt.device.clock import SystemClock
 from underwatt.device.space import ModeSpace
 from underwatt.errors import BudgetError, StepError
+from underwatt.events import BudgetChanged, Measured, Noted, Planned, Progressed
 from underwatt.jobs.command import CommandWorkload, Limits
 from underwatt.jobs.runs import Run, RunOptions, run_command
 from underwatt.records import Capability, DeviceInfo, DeviceState, Measurement, PowerMode, PowerSample, Setting
@@ -101,13 +103,13 @@ for _ in range(300):
     assert starts[-1] == "16"
     log = log_in(tmp_path / "run")
     assert log.end is not None
-    assert (log.end["outcome"], log.end["steps"], log.end["samples"]) == ("finished", 300, 4800)
+    assert (log.end.outcome, log.end.steps, log.end.samples) == ("finished", 300, 4800)
     assert log.energy_j() == pytest.approx(5.0 * log.power.at_s[-1], rel=0.05)
-    measured = [event["measurement"]["setting"]["batch_size"] for event in log.of("measured")]
+    measured = [event.measurement.setting.batch_size for event in log.of(Measured)]
     assert sorted(measured) == [8, 16], "the search is in the log"
-    [over] = [note for note in log.of("note") if "search is over" in note["text"]]
-    assert log.end["energy_j"] == pytest.approx(log.energy_j(), rel=0.1), "and its joules are counted"
-    assert log.end["energy_j"] > 0.9 * 5.0 * (over["at_s"] + 300 * 0.01)
+    [over] = [note for note in log.of(Noted) if "search is over" in note.text]
+    assert log.end.energy_j == pytest.approx(log.energy_j(), rel=0.1), "and its joules are counted"
+    assert log.end.energy_j > 0.9 * 5.0 * (over.at_s + 300 * 0.01)
 
 
 FAILING = """
@@ -123,8 +125,8 @@ def test_the_joules_of_the_search_count_too(tmp_path: Path) -> None:
     assert run_it(tmp_path, command(FAILING, "100000"), live) == 0
     log = log_in(tmp_path / "run")
     assert log.end is not None
-    assert (log.end["outcome"], log.end["steps"]) == ("energy spent", 0)
-    assert log.end["energy_j"] >= 2.0
+    assert (log.end.outcome, log.end.steps) == ("energy spent", 0)
+    assert log.end.energy_j >= 2.0
     assert running_runs() == ()
 
 
@@ -133,8 +135,8 @@ def test_what_is_known_is_not_searched_for_and_the_joules_end_the_command(tmp_pa
     assert 1 <= run_it(tmp_path, command(FAILING, "100000"), live, known=True) < 100
     log = log_in(tmp_path / "run")
     assert log.end is not None
-    assert log.end["outcome"] == "energy spent"
-    assert log.of("measured") == ()
+    assert log.end.outcome == "energy spent"
+    assert log.of(Measured) == ()
 
 
 def test_a_command_that_fails(tmp_path: Path) -> None:
@@ -142,7 +144,7 @@ def test_a_command_that_fails(tmp_path: Path) -> None:
         run_it(tmp_path, command(FAILING, "30"), LiveBudget(Budget(power_w=6.0)), known=True)
     end = log_in(tmp_path / "run").end
     assert end is not None
-    assert (end["outcome"], end["restored"]) == ("failed", True)
+    assert (end.outcome, end.restored) == ("failed", True)
 
 
 def test_a_command_that_is_over_before_it_can_be_measured_is_not_started_for_ever(tmp_path: Path) -> None:
@@ -156,7 +158,7 @@ def test_the_watts_of_this_hour_are_searched_under(tmp_path: Path) -> None:
         run_it(tmp_path, command(FAILING, "100000"), live, (8,))
     end = log_in(tmp_path / "run").end
     assert end is not None
-    assert end["outcome"] == "failed"
+    assert end.outcome == "failed"
 
 
 def test_a_budget_posted_during_the_search_is_taken(tmp_path: Path) -> None:
@@ -173,14 +175,14 @@ def test_a_budget_posted_during_the_search_is_taken(tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
         run_it(tmp_path, command(FAILING, "100000"), live, watch=post)
     log = log_in(tmp_path / "run")
-    assert [event["power_w"] for event in log.of("budget")] == [6.0, 7.0]
-    assert not log.of("plan"), "the search was still going on"
+    assert [event.power_w for event in log.of(BudgetChanged)] == [6.0, 7.0]
+    assert not log.of(Planned), "the search was still going on"
     assert len(log.power) > 0
 
 
 def test_steps_that_are_reported_together_have_their_own_times(tmp_path: Path) -> None:
     script = "for _ in range(25):\n    time.sleep(0.1)\n    emitter.step(10)"
     assert run_it(tmp_path, command(script), LiveBudget(Budget(power_w=6.0)), (8,), known=True) == 250
-    times_s = [event["step_s"] for event in log_in(tmp_path / "run").of("progress") if event["step_s"] is not None]
+    times_s = [event.step_s for event in log_in(tmp_path / "run").of(Progressed) if math.isfinite(event.step_s)]
     assert times_s
     assert np.median(times_s) == pytest.approx(0.01, rel=0.3)

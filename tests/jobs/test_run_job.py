@@ -15,7 +15,7 @@ from train_world import blobs, log_in, train
 from underwatt.budget import Budget, parse_budget
 from underwatt.control.live import LiveBudget
 from underwatt.errors import BudgetError, InputError
-from underwatt.events import Event, Started
+from underwatt.events import BudgetChanged, Event, Measured, Noted, Resumed, SettingChanged, Started
 from underwatt.jobs import checkpoint
 
 
@@ -30,11 +30,11 @@ def test_a_run_proves_that_the_budget_was_held_and_keeps_what_it_measured(tmp_pa
     assert one.time_over_s(lag_s=1.0) <= 0.01 * one.power.at_s[-1]
     train(tmp_path / "two", job, limit=2000, every=10_000)
     two = log_in(tmp_path / "two")
-    assert len(one.of("measured")) >= 2
-    assert len(two.of("measured")) < len(one.of("measured")), "what is known is not measured again"
-    [first, *_] = two.of("setting")
-    known = [measured["measurement"]["setting"] for measured in one.of("measured")]
-    assert first["setting"] in known or first["state"] == "searching"
+    assert len(one.of(Measured)) >= 2
+    assert len(two.of(Measured)) < len(one.of(Measured)), "what is known is not measured again"
+    [first, *_] = two.of(SettingChanged)
+    known = [measured.measurement.setting for measured in one.of(Measured)]
+    assert first.setting in known or first.state == "searching"
 
 
 def test_a_resumed_run_counts_on(tmp_path: Path) -> None:
@@ -45,12 +45,12 @@ def test_a_resumed_run_counts_on(tmp_path: Path) -> None:
     assert second.elapsed_s > 1.5 * first.elapsed_s
     assert second.energy_j > 1.5 * first.energy_j
     log = log_in(tmp_path / "run")
-    [resumed] = log.of("resume")
-    assert resumed["pid"] == os.getpid()
-    assert resumed["at_s"] >= first.elapsed_s
-    times = [event["at_s"] for event in log.events]
+    [resumed] = log.of(Resumed)
+    assert resumed.pid == os.getpid()
+    assert resumed.at_s >= first.elapsed_s
+    times = [event.at_s for event in log.events]
     assert times == sorted(times)
-    assert len(log.of("start")) == 1
+    assert len(log.of(Started)) == 1
     assert log.energy_j() == pytest.approx(second.energy_j, rel=0.1)
 
 
@@ -65,7 +65,7 @@ def test_what_a_killed_run_drew_since_its_checkpoint_is_counted_too(tmp_path: Pa
     again = train(folder, job, limit=320, resume=True)
     assert again.samples == 320
     assert again.energy_j > 0.6 * late.energy_j  # all but the readings of the last line, a third here
-    times = [event["at_s"] for event in log_in(folder).events]
+    times = [event.at_s for event in log_in(folder).events]
     assert times == sorted(times)
 
 
@@ -100,7 +100,7 @@ def test_the_time_of_day_is_now_when_a_run_goes_on(tmp_path: Path) -> None:
     job = blobs(target=1.01)
     train(tmp_path / "run", job, limit=800, live=at(17.999))
     train(tmp_path / "run", job, limit=1600, live=at(9.0), resume=True)
-    budgets = [event["power_w"] for event in log_in(tmp_path / "run").of("budget")]
+    budgets = [event.power_w for event in log_in(tmp_path / "run").of(BudgetChanged)]
     assert budgets == [6.0, 6.0]
     live = at(9.0)
     live.resumes(2 * 3600.0)
@@ -128,8 +128,8 @@ def test_a_store_that_is_locked_on_the_way_ends_no_training(tmp_path: Path, monk
     other.close()
     assert trained.outcome == "limit"
     log = log_in(tmp_path / "run")
-    assert log.of("measured")
-    assert any("locked" in note["text"] for note in log.of("note") if note["level"] == "warning")
+    assert log.of(Measured)
+    assert any("locked" in note.text for note in log.of(Noted) if note.level == "warning")
 
 
 @contextlib.contextmanager

@@ -13,8 +13,10 @@ from underwatt.budget import Budget
 from underwatt.control.live import LiveBudget
 from underwatt.control.pilot import Pilot
 from underwatt.errors import InputError, OutOfMemoryError, SensorError, StepError
+from underwatt.events import Measured, Noted, Scored
 from underwatt.jobs import checkpoint, training_loop
 from underwatt.jobs.training import Training
+from underwatt.records import Status
 
 
 class Countdown:
@@ -46,12 +48,12 @@ def test_a_training_reaches_its_target_and_stops(tmp_path: Path) -> None:
     assert dict(device.snapshot()) == found
     log = log_in(tmp_path / "run")
     assert log.end is not None
-    assert (log.end["outcome"], log.end["restored"], log.end["samples"]) == ("reached", True, trained.samples)
-    assert log.end["score"] == trained.score
-    scores = log.of("score")
-    assert [score["samples"] for score in scores[:-1]] == [208 * n for n in range(1, len(scores))]
-    assert scores[-1]["value"] == trained.score
-    assert all(score["value"] < 0.85 for score in scores[:-1])
+    assert (log.end.outcome, log.end.restored, log.end.samples) == ("reached", True, trained.samples)
+    assert log.end.score == trained.score
+    scores = log.of(Scored)
+    assert [score.samples for score in scores[:-1]] == [208 * n for n in range(1, len(scores))]
+    assert scores[-1].value == trained.score
+    assert all(score.value < 0.85 for score in scores[:-1])
 
 
 def test_the_limit_ends_it_and_a_higher_one_goes_on(tmp_path: Path) -> None:
@@ -75,13 +77,13 @@ def test_a_signal_in_the_middle_of_a_step_loses_and_repeats_nothing(tmp_path: Pa
     assert (state["steps"], state["samples"]) == (37, 592), "the step under way was finished, and no other begun"
     end = log_in(tmp_path / "parts").end
     assert end is not None
-    assert (end["outcome"], end["restored"], end["steps"]) == ("interrupted", True, 37)
+    assert (end.outcome, end.restored, end.steps) == ("interrupted", True, 37)
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
     assert train(tmp_path / "parts", job, limit=1600, resume=True).outcome == "limit"
     assert same(state_in(tmp_path / "parts"), state_in(tmp_path / "whole"))
     resumed = log_in(tmp_path / "parts")
-    assert [score["samples"] for score in resumed.of("score")] == [
-        score["samples"] for score in log_in(tmp_path / "whole").of("score")
+    assert [score.samples for score in resumed.of(Scored)] == [
+        score.samples for score in log_in(tmp_path / "whole").of(Scored)
     ]
 
 
@@ -96,7 +98,7 @@ def test_a_second_signal_does_not_wait_and_leaves_the_last_checkpoint(tmp_path: 
     assert state_in(tmp_path / "run")["steps"] == 0, "half a step is not saved"
     end = log_in(tmp_path / "run").end
     assert end is not None
-    assert end["restored"]
+    assert end.restored
 
 
 def test_an_interrupted_test_of_the_model_is_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -114,8 +116,8 @@ def test_an_interrupted_test_of_the_model_is_made_again(tmp_path: Path, monkeypa
     monkeypatch.setattr(Training, "evaluate", real)
     train(tmp_path / "parts", job, limit=800, resume=True)
     assert same(state_in(tmp_path / "parts"), state_in(tmp_path / "whole"))
-    assert [score["value"] for score in log_in(tmp_path / "parts").of("score")] == [
-        score["value"] for score in log_in(tmp_path / "whole").of("score")
+    assert [score.value for score in log_in(tmp_path / "parts").of(Scored)] == [
+        score.value for score in log_in(tmp_path / "whole").of(Scored)
     ]
 
 
@@ -164,8 +166,8 @@ def test_out_of_memory_does_the_samples_again_in_smaller_batches(tmp_path: Path)
     for one in passes[:-1]:
         assert len(set(one)) == 256, "each pass has every sample once"
     log = log_in(tmp_path / "run")
-    assert any("32 does not fit" in note["text"] for note in log.of("note"))
-    assert any(m["measurement"]["status"] == "out_of_memory" for m in log.of("measured"))
+    assert any("32 does not fit" in note.text for note in log.of(Noted))
+    assert any(m.measurement.status is Status.OUT_OF_MEMORY for m in log.of(Measured))
 
 
 class Half(torch.optim.SGD):
@@ -191,7 +193,7 @@ def test_out_of_memory_in_the_optimizer_goes_back_to_the_last_checkpoint(tmp_pat
     assert state_in(tmp_path / "run")["steps"] == 0, "what may be half changed is not kept"
     end = log_in(tmp_path / "run").end
     assert end is not None
-    assert (end["outcome"], end["restored"]) == ("failed", True)
+    assert (end.outcome, end.restored) == ("failed", True)
     assert train(tmp_path / "run", job, limit=1600, resume=True).samples >= 1600
 
 
@@ -199,8 +201,8 @@ def test_a_job_is_offered_no_batch_that_its_data_cannot_fill(tmp_path: Path) -> 
     trained = train(tmp_path / "run", blobs(target=1.01, batch_sizes=(16, 257)), limit=160)
     assert trained.samples == 160
     log = log_in(tmp_path / "run")
-    assert log.start["batch_sizes"] == [16]
-    assert "The data set has 256 samples: batch size 257 is left out." in [note["text"] for note in log.of("note")]
+    assert log.start.batch_sizes == (16,)
+    assert "The data set has 256 samples: batch size 257 is left out." in [note.text for note in log.of(Noted)]
     with pytest.raises(InputError, match="has 256 samples"):
         train(tmp_path / "none", blobs(batch_sizes=(257,)))
     assert not (tmp_path / "none").exists()
@@ -213,7 +215,7 @@ def test_a_state_that_could_not_be_loaded_again_is_said_when_it_is_saved(tmp_pat
 
     assert train(tmp_path / "run", blobs(target=1.01, optimizer=Odd), limit=160).outcome == "limit"
     assert not checkpoint.exists(tmp_path / "run")
-    notes = [note["text"] for note in log_in(tmp_path / "run").of("note") if note["level"] == "warning"]
+    notes = [note.text for note in log_in(tmp_path / "run").of(Noted) if note.level == "warning"]
     assert any("a Countdown in the training's state could not be loaded again" in text for text in notes)
 
 
@@ -243,8 +245,8 @@ def test_a_failed_step_ends_it_at_the_last_checkpoint(tmp_path: Path) -> None:
     assert dict(device.snapshot()) == found
     end = log_in(tmp_path / "run").end
     assert end is not None
-    assert (end["outcome"], end["restored"], end["steps"]) == ("failed", True, 11)
-    assert "a layer is missing" in end["error"]
+    assert (end.outcome, end.restored, end.steps) == ("failed", True, 11)
+    assert "a layer is missing" in end.error
     assert train(tmp_path / "run", job, limit=160, resume=True).samples == 160
 
 
@@ -289,7 +291,7 @@ def test_a_full_disk_ends_no_training(tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.setattr(training_loop, "CHECKPOINT_PERIOD_S", 0.0)
     trained = train(folder, blobs(target=1.01), limit=320)
     assert trained.outcome == "limit"
-    [note] = [note["text"] for note in log_in(folder).of("note") if "checkpoint" in note["text"]]
+    [note] = [note.text for note in log_in(folder).of(Noted) if "checkpoint" in note.text]
     assert "No space left" in note
     assert checkpoint.exists(folder), "there was room again"
     assert state_in(folder)["samples"] == 320

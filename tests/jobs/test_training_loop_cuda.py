@@ -17,6 +17,7 @@ from underwatt.adapters.tuner import tune
 from underwatt.budget import Budget
 from underwatt.control.live import LiveBudget
 from underwatt.device.registry import open_device
+from underwatt.events import Noted
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here")
 
@@ -59,7 +60,7 @@ def test_memory_that_runs_out_in_a_users_loop_costs_no_sample(tmp_path: Path) ->
     assert failed == 1, "the large batch was tried, and not again"
     assert all(sorted(epoch) == list(range(SAMPLES)) for epoch in epochs), "every sample once an epoch"
     assert 256 not in sizes
-    assert any("256 does not fit" in note["text"] for note in log_of(tmp_path).of("note"))
+    assert any("256 does not fit" in note.text for note in log_of(tmp_path).of(Noted))
     assert dict(device.snapshot()) == found
 
 
@@ -80,4 +81,4 @@ def test_a_training_goes_on_where_it_was_stopped(tmp_path: Path) -> None:
     assert state_in(tmp_path / "parts")["steps"] == 37
     assert train(tmp_path / "parts", job, limit=1600, resume=True, **options).outcome == "limit"
     assert same(state_in(tmp_path / "parts"), state_in(tmp_path / "whole")), "bit by bit"
-    assert log_in(tmp_path / "parts").end["restored"]
+    assert log_in(tmp_path / "parts").end.restored

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 from live_run import FakeRun, Served
 
+from underwatt.events import Noted
 from underwatt.runlog.inbox import Inbox
 
 if TYPE_CHECKING:
@@ -101,7 +102,7 @@ def test_the_page_follows_the_run_and_changes_its_budget(chromium: Browser, serv
     opened.shows("#budget-status", "In force: 7 W.")
     opened.shows("#budget-w", "7 W")
     opened.shows("#state", "correcting")
-    opened.shows("#entries", "Budget changed: 7 W.")
+    opened.shows("#entries", "Budget changed: 7 W mean.")
     opened.shows("#power-w", "6.")
     page.click("#show-whole")
     page.hover("#chart")
@@ -157,7 +158,7 @@ def test_accessible_by_axe_and_nothing_is_cut_off(
     fake_run.setting(why="averyveryveryveryveryverylongwordwithoutanyspaceinitthatgoesonandonandonandon")
     for power_w in (9.0, 9.0, 12.0, 12.0):
         fake_run.second(power_w)
-    fake_run.log.write("note", fake_run.at_s, level="warning", text="Hot.")
+    fake_run.log.write(Noted(at_s=fake_run.at_s, level="warning", text="Hot."))
     fake_run.log.flush()
     opened = Opened(chromium, served, scheme, width)
     opened.shows("#entries", "Hot.")
@@ -195,7 +196,7 @@ def test_the_page_says_how_the_run_ended(
 
 
 def test_text_from_the_log_never_becomes_markup(chromium: Browser, served: Served, fake_run: FakeRun) -> None:
-    fake_run.log.write("note", 0.0, level="info", text="<img src=x onerror=alert(1)><script>alert(2)</script>")
+    fake_run.log.write(Noted(at_s=0.0, level="info", text="<img src=x onerror=alert(1)><script>alert(2)</script>"))
     fake_run.log.flush()
     opened = Opened(chromium, served)
     opened.shows("#entries", "<img src=x onerror=alert(1)>")
@@ -208,11 +209,11 @@ def test_a_lost_connection_is_said_and_taken_up_again(chromium: Browser, fake_ru
     fake_run.second()
     with Served(fake_run.folder) as served:
         opened = Opened(chromium, served)
-        served.server.feed.hub.close()  # every stream ends, and none is served
+        opened.page.route("**/state*", lambda route: route.abort())
         opened.shows("#banner", "connection to the page’s server is lost")
-        fake_run.log.write("note", 5.0, level="info", text="meanwhile")
+        fake_run.log.write(Noted(at_s=5.0, level="info", text="meanwhile"))
         fake_run.log.flush()
-        served.server.feed.hub._closed = False
+        opened.page.unroute("**/state*")
         opened.shows("#entries", "meanwhile")
         assert opened.page.locator("#banner").is_hidden()
         opened.close()
@@ -228,7 +229,7 @@ def test_a_warning_is_a_banner_joules_are_said_once_and_a_budget_in_force_is_dra
     assert opened.page.locator("#energy-more").text_content() == ""
     opened.shows("#over-more", "sensor’s lag")
     before = opened.page.locator("#chart .budget").get_attribute("d")
-    fake_run.log.write("note", fake_run.at_s, level="warning", text="1 W cannot be held, and training waits.")
+    fake_run.log.write(Noted(at_s=fake_run.at_s, level="warning", text="1 W cannot be held, and training waits."))
     fake_run.budget(1.0)  # nothing was read since
     fake_run.log.flush()
     opened.shows("#banner", "1 W cannot be held, and training waits.")

@@ -5,7 +5,7 @@ import http.client
 import pytest
 from live_run import FakeRun, Served
 
-PATHS = ("/", "/assets/app.js", "/events", "/metrics", "/nothing")
+PATHS = ("/", "/assets/app.js", "/state", "/metrics", "/nothing")
 
 
 @pytest.mark.parametrize("path", PATHS)
@@ -88,7 +88,7 @@ def test_two_host_headers_are_refused(refusing: Served) -> None:
 def test_other_origins_are_refused_for_reading_and_for_changing(served: Served, fake_run: FakeRun) -> None:
     for origin in ("http://evil.example", "null", "http://127.0.0.1:1", f"https://127.0.0.1:{served.server.port}"):
         assert served.post(b'{"budget": "7W"}', Origin=origin)[0] == 403
-        assert served.ask("/events", headers=served.bearer | {"Origin": origin})[0] == 403
+        assert served.ask("/state", headers=served.bearer | {"Origin": origin})[0] == 403
     assert not (fake_run.folder / "budget.json").exists()
 
 

@@ -1,21 +1,19 @@
 from __future__ import annotations
 
 import json
+import math
 import socket
-import threading
 import time
 from pathlib import Path
 
 import pytest
 from live_run import FakeRun, Served, eventually
+from prometheus_client.parser import text_string_to_metric_families
 
 from underwatt.errors import InputError
-from underwatt.live import feed, server
-from underwatt.live.feed import VIEWERS
-
-
-def connections(served: Served) -> int:
-    return len(served.server._server.server_state.connections)
+from underwatt.events import Noted, Scored
+from underwatt.live import server
+from underwatt.live.server import metrics_text
 
 
 def raw(served: Served, text: bytes, receive_buffer: int = 4096) -> socket.socket:
@@ -26,9 +24,9 @@ def raw(served: Served, text: bytes, receive_buffer: int = 4096) -> socket.socke
     return client
 
 
-def events_request(served: Served) -> bytes:
+def state_request(served: Served) -> bytes:
     return (
-        f"GET /events HTTP/1.1\r\nHost: 127.0.0.1:{served.server.port}\r\n"
+        f"GET /state HTTP/1.1\r\nHost: 127.0.0.1:{served.server.port}\r\n"
         f"Authorization: Bearer {served.server.token}\r\n\r\n"
     ).encode()
 
@@ -39,43 +37,72 @@ def test_only_loopback_listens_and_a_taken_port_is_said(served: Served, tmp_path
         server.LiveServer(tmp_path, served.server.port)
 
 
-def test_updates_carry_only_what_changed_and_a_new_connection_everything(served: Served, fake_run: FakeRun) -> None:
+def test_an_answer_carries_only_what_changed_and_the_first_one_everything(served: Served, fake_run: FakeRun) -> None:
     fake_run.setting()
     for _ in range(20):
         fake_run.second(9.0)
     eventually(lambda: served.server.feed.reader.view.facts.get("steps") == 200)
-    stream = served.events()
-    kind, first = next(stream)
-    assert kind == "snapshot"
+    states = served.states()
+    first = next(found for found in states if found["facts"].get("steps") == 200)
+    assert first["everything"]
     assert len(first["recent"]) == 20
     assert [entry["kind"] for entry in first["entries"]] == ["start", "budget", "setting"]
     fake_run.second(9.0)
-    kind, update = next(stream)
-    while update["facts"]["steps"] < 210:
-        kind, update = next(stream)
-    assert kind == "update"
+    update = next(found for found in states if found["facts"]["steps"] == 210)
+    assert not update["everything"]
     assert len(update["recent"]) <= 2
-    assert len(update["whole"]["rows"]) <= 2
+    assert len(update["whole"]) <= 2
     assert update["entries"] == []
-    stream.close()
-    again = next(served.events(served.bearer | {"Last-Event-ID": "1"}))
-    assert len(again[1]["recent"]) == 21
+    again = served.state()
+    assert again is not None
+    assert again["everything"]
+    assert len(again["recent"]) == 21
+
+
+def test_whoever_asks_at_the_same_update_gets_the_same_bytes(served: Served, fake_run: FakeRun) -> None:
+    for _ in range(3):
+        fake_run.second(9.0)
+    feed = served.server.feed
+    eventually(lambda: feed.reader.view.facts.get("steps") == 30)
+    since = feed.number
+    assert feed.changes(since) is None
+    assert served.state(since) is None
+    feed.update()
+    assert feed.changes(since) is feed.changes(since)
+    everything = json.loads(feed.changes(0) or b"")
+    for unknown in (since + 1000, -1):  # of a server before this one, or nonsense
+        assert json.loads(feed.changes(unknown) or b"") == everything
+    for _ in range(40):
+        feed.update()
+    assert json.loads(feed.changes(since) or b"")["everything"], "it is too far behind"
+
+
+@pytest.mark.parametrize("since", ["", "x", "-1", "1e3", "9" * 5000, "%00"])
+def test_a_number_that_makes_no_sense_gets_everything(refusing: Served, since: str) -> None:
+    status, _, text = refusing.ask(f"/state?since={since}", headers=refusing.bearer)
+    assert (status, json.loads(text)["everything"]) == (200, True)
+
+
+def test_nothing_that_is_sent_is_nan(served: Served, fake_run: FakeRun) -> None:
+    fake_run.log.write(Scored(at_s=0.0, samples=1, value=0.5, target=math.inf))
+    fake_run.log.flush()
+    found = next(found for found in served.states() if "score" in found["facts"])
+    assert found["facts"]["target"] is None
 
 
 def test_a_budget_lands_in_the_inbox_and_is_asked_for_until_it_holds(served: Served, fake_run: FakeRun) -> None:
-    stream = served.events()
-    next(stream)
+    states = served.states()
+    next(states)
     status, _, text = served.post(b'{"budget": "7W"}')
     assert (status, json.loads(text)) == (202, {"asked": "7W"})
     message = json.loads((fake_run.folder / "budget.json").read_text())
     assert (message["budget"], message["from"]) == ("7W", "page")
-    asked = next(content["facts"]["asked"] for _, content in stream if content["facts"]["asked"])
+    asked = next(found["facts"]["asked"] for found in states if found["facts"]["asked"])
     assert asked["budget"] == "7W"
     fake_run.budget(7.0)
     fake_run.log.flush()
-    held = next(content["facts"] for _, content in stream if content["facts"]["budget_w"] == 7.0)
+    held = next(found["facts"] for found in states if found["facts"]["budget_w"] == 7.0)
     assert held["asked"] is None
-    stream.close()
 
 
 @pytest.mark.parametrize(
@@ -134,82 +161,34 @@ def test_a_run_that_ended_takes_no_budget(served: Served, fake_run: FakeRun) -> 
     assert "has ended" in text
 
 
-def test_clients_that_never_read_or_never_ask_are_cut_off(fake_run: FakeRun, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server, "STUCK_S", 0.5)
-    monkeypatch.setattr(feed, "UPDATE_S", 0.01)
-    with Served(fake_run.folder) as served:
-        silent = [raw(served, b""), raw(served, b"GET / HTTP/1.1\r\nHo")]
-        deaf = [raw(served, events_request(served)) for _ in range(3)]
-        seen: list[str] = []
-
-        def read() -> None:
-            for _, content in served.events():
-                seen.extend(entry["text"][:8] for entry in content["entries"])
-                if "the last" in seen:
-                    return
-
-        reader = threading.Thread(target=read, daemon=True)
-        reader.start()
-        eventually(lambda: len(served.server.feed.hub) == 4)
-        for number in range(60):
-            fake_run.log.write("note", number, level="info", text=f"{number} " + "x" * 20_000)
-            fake_run.log.flush()
-            time.sleep(0.02)
-        eventually(lambda: len(served.server.feed.hub) == 1)
-        eventually(lambda: connections(served) == 1)
-        fake_run.log.write("note", 99, level="info", text="the last")
-        fake_run.log.flush()
-        reader.join(10)
-        assert not reader.is_alive(), "who reads is still served"
-        assert served.ask("/", headers=served.bearer)[0] == 200
-        for client in silent + deaf:
-            client.close()
-
-
-def test_who_keeps_sending_has_to_read_and_to_end_its_requests(
-    fake_run: FakeRun, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(server, "STUCK_S", 0.6)
-    monkeypatch.setattr(feed, "UPDATE_S", 0.01)
-    with Served(fake_run.folder) as served:
-        deaf = raw(served, events_request(served))
-        eventually(lambda: len(served.server.feed.hub) == 1)
-        for number in range(60):
-            fake_run.log.write("note", number, level="info", text="x" * 20_000)
-            fake_run.log.flush()
-            time.sleep(0.01)
-        eventually(lambda: len(served.server.feed.hub) == 0)
-        deaf.sendall(b"G")  # it sends, and still reads nothing
-        slow = raw(served, events_request(served).replace(b"/events", b"/nothing"), 1 << 16)
-        slow.settimeout(5)
-        assert b" 404 " in slow.recv(4096)
-        slow.sendall(b"GET / HTTP/1.1\r\nHo")  # a second request that is never whole
-        eventually(lambda: connections(served) == 0)
-        deaf.close()
-        slow.close()
-
-
-def test_many_viewers_and_no_more_than_that(served: Served, fake_run: FakeRun) -> None:
-    clients = [raw(served, events_request(served), 1 << 16) for _ in range(VIEWERS)]
-    eventually(lambda: len(served.server.feed.hub) == VIEWERS)
-    status, headers, _ = served.ask("/events", headers=served.bearer)
-    assert (status, headers["retry-after"]) == (503, "10")
-    fake_run.log.write("note", 1.0, level="info", text="to everybody")
+def test_clients_that_never_read_or_never_ask_keep_nobody_waiting(served: Served, fake_run: FakeRun) -> None:
+    for number in range(60):
+        fake_run.log.write(Noted(at_s=number, level="info", text="x" * 20_000))
     fake_run.log.flush()
+    silent = [raw(served, b""), raw(served, b"GET / HTTP/1.1\r\nHo")]
+    deaf = [raw(served, state_request(served)) for _ in range(20)]
+    fake_run.log.write(Noted(at_s=99, level="info", text="the last"))
+    fake_run.log.flush()
+    texts = (entry["text"] for found in served.states() for entry in found["entries"])
+    assert any(text == "the last" for text in texts)
+    for client in silent + deaf:
+        client.close()
+
+
+def test_many_viewers_are_served(served: Served, fake_run: FakeRun) -> None:
+    clients = [raw(served, state_request(served), 1 << 16) for _ in range(100)]
     for client in clients:
         client.settimeout(10)
         text = b""
-        while b"to everybody" not in text:
+        while b"with a budget of" not in text:
             text += client.recv(65536)
         client.close()
-    eventually(lambda: len(served.server.feed.hub) == 0)
 
 
 def test_the_server_ends_with_viewers_connected(fake_run: FakeRun) -> None:
-    served = Served(fake_run.folder)
-    with served:
-        clients = [raw(served, events_request(served)) for _ in range(5)]
-        eventually(lambda: len(served.server.feed.hub) == 5)
+    with Served(fake_run.folder) as served:
+        clients = [raw(served, state_request(served)) for _ in range(5)]
+        clients += [raw(served, b"GET / HTTP/1.1\r\nHo")]
         began = time.monotonic()
     assert time.monotonic() - began < 4
     for client in clients:
@@ -226,3 +205,42 @@ def test_garbage_is_no_reason_to_stop(refusing: Served) -> None:
             except OSError:
                 pass
     assert refusing.ask("/", headers=refusing.bearer)[0] == 200
+
+
+def samples(text: str) -> dict[str, float]:
+    return {
+        sample.name + "".join(f"{{{value}}}" for value in sample.labels.values()): sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+    }
+
+
+def test_every_figure_of_the_run_is_there_for_prometheus(served: Served, fake_run: FakeRun) -> None:
+    for _ in range(3):
+        fake_run.second(11.0)
+    eventually(lambda: served.server.feed.reader.view.facts.get("steps") == 30)
+    status, headers, text = served.ask("/metrics", headers=served.bearer)
+    assert status == 200
+    assert headers["content-type"].startswith("text/plain; version=")
+    found = samples(text)
+    assert 10.7 < found["underwatt_power_watts"] < 11.3
+    assert found["underwatt_budget_watts"] == 10.0
+    assert found["underwatt_energy_joules_total"] > 30
+    assert found["underwatt_samples_total"] == 960
+    assert found["underwatt_steps_total"] == 30
+    assert found["underwatt_step_seconds"] == 0.1
+    assert found["underwatt_over_budget_seconds_total"] == 2.0
+    assert found["underwatt_state{holding}"] == 1.0
+    assert found["underwatt_state{searching}"] == 0.0
+    assert found["underwatt_phase{running}"] == 1.0
+    assert "underwatt_run_info{Jetson Nano (virtual)}{digits}{true}{digits}" in found
+    assert "underwatt_score" not in found, "unknown is left out, not zero"
+    assert served.ask(f"/metrics?token={served.server.token}")[0] == 200
+
+
+def test_names_from_the_log_cannot_break_the_format() -> None:
+    name = 'a"b\\c\nd{}'
+    facts = {"phase": "running", "job": name, "device": name, "workload": name, "simulated": False}
+    families = list(text_string_to_metric_families(metrics_text(lambda: facts).decode()))
+    labels = next(family.samples[0].labels for family in families if family.name == "underwatt_run_info")
+    assert labels["job"] == name

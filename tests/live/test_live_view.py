@@ -1,13 +1,16 @@
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Any
+import math
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from live_run import FakeRun
 
 from underwatt.errors import InputError
-from underwatt.live.view import ENTRIES, RunView
+from underwatt.events import BudgetChanged, Expected, Noted, Planned, Resumed, Scored
+from underwatt.live.view import ENTRIES, RECENT_S, WHOLE_BINS, FoldedPower, RunView
+from underwatt.records import PowerMode, Setting
 from underwatt.runlog.log import follow
 
 
@@ -27,12 +30,12 @@ def test_a_run_is_told_from_start_to_end(fake_run: FakeRun) -> None:
     fake_run.setting(16, 307.2, "searching", "to learn")
     fake_run.second(6.0, "searching")
     fake_run.measured(16, 6.0)
-    chosen = {"mode": {"gpu_mhz": 614.4, "cpu_mhz": None}, "batch_size": 32}
-    fake_run.log.write("plan", fake_run.at_s, chosen=chosen, expected={}, reason="It is the fastest.")
+    chosen, expected = Setting(PowerMode(gpu_mhz=614.4), 32), Expected(10.0, 9.0, 90.0)
+    fake_run.log.write(Planned(at_s=fake_run.at_s, chosen=chosen, expected=expected, reason="It is the fastest."))
     fake_run.setting(32, 614.4, "holding", "fastest")
     fake_run.second(9.5)
-    fake_run.log.write("score", fake_run.at_s, samples=1280, value=0.91, target=0.95)
-    fake_run.log.write("note", fake_run.at_s, level="warning", text="Hot.")
+    fake_run.log.write(Scored(at_s=fake_run.at_s, samples=1280, value=0.91, target=0.95))
+    fake_run.log.write(Noted(at_s=fake_run.at_s, level="warning", text="Hot."))
     view = seen(fake_run)
     shown = view.shown()
     assert (shown["phase"], shown["state"], shown["simulated"]) == ("running", "holding", True)
@@ -45,7 +48,7 @@ def test_a_run_is_told_from_start_to_end(fake_run: FakeRun) -> None:
     assert {"name": "GPU", "value": 614.4, "unit": "MHz"} in shown["setting"]["knobs"]
     assert words(view) == [
         "digits on Jetson Nano (virtual) began, with a budget of 10 W mean.",
-        "Budget: 10 W.",
+        "Budget: 10 W mean.",
         "Searching: batch 16, 4 cores, CPU 1479 MHz, GPU 307.2 MHz, memory 1600 MHz – to learn",
         "Measured batch 16, GPU 614.4 MHz: 100 ms a step, 6.00 W",
         "Chose batch 32, GPU 614.4 MHz. It is the fastest.",
@@ -65,7 +68,7 @@ def test_watts_of_a_lost_sensor_are_not_those_of_now(fake_run: FakeRun) -> None:
     fake_run.second(9.0)
     fake_run.second(9.0)
     assert seen(fake_run).shown()["power_w"] == pytest.approx(9.0, abs=0.2)
-    fake_run.log.write("note", fake_run.at_s + 20, level="warning", text="The sensor is lost.")
+    fake_run.log.write(Noted(at_s=fake_run.at_s + 20, level="warning", text="The sensor is lost."))
     assert seen(fake_run).shown()["power_w"] is None
 
 
@@ -79,7 +82,7 @@ def test_every_end_has_words(fake_run: FakeRun, outcome: str) -> None:
 
 def test_a_resumed_run_goes_on(fake_run: FakeRun) -> None:
     fake_run.end("interrupted")
-    fake_run.log.write("resume", fake_run.at_s, started_at="2026-07-02T12:00:00+02:00", pid=1)
+    fake_run.log.write(Resumed(at_s=fake_run.at_s, started_at="2026-07-02T12:00:00+02:00", pid=1))
     view = seen(fake_run)
     assert view.facts["phase"] == "running"
     assert view.facts["end"] is None
@@ -89,9 +92,9 @@ def test_what_was_asked_for_holds_until_the_run_says_so(fake_run: FakeRun) -> No
     view = seen(fake_run)
     view.ask("7W")
     assert view.facts["asked"]["budget"] == "7W"
-    view.apply({"kind": "budget", "at_s": 1.0, "power_w": 12.0, "why": "schedule"})
+    view.apply(BudgetChanged(at_s=1.0, power_w=12.0, why="schedule"))
     assert view.facts["asked"] is not None
-    view.apply({"kind": "budget", "at_s": 2.0, "power_w": 7.0, "why": "changed"})
+    view.apply(BudgetChanged(at_s=2.0, power_w=7.0, why="changed"))
     assert view.facts["asked"] is None
     assert view.facts["budget_w"] == 7.0
     view.ask("7W")
@@ -114,30 +117,18 @@ def test_a_process_that_is_gone_is_not_an_end_that_was_written(fake_run: FakeRun
     assert view.facts["phase"] == "ended"
 
 
-@pytest.mark.parametrize(
-    "event",
-    [
-        {"kind": "setting", "at_s": 1.0},
-        {"kind": "setting", "at_s": 1.0, "state": "holding", "setting": {"mode": {"warp": 9}, "batch_size": 1}},
-        {"kind": "budget", "at_s": "soon", "power_w": 7.0, "why": "start"},
-        {"kind": "power", "at_s": 3.0, "power_w": [1.0]},
-        {"kind": "measured", "at_s": 1.0, "measurement": []},
-        {"kind": "start", "at_s": 0.0, "job": "x", "device": None, "budget": "1W"},
-        {"kind": "end", "at_s": 1.0, "outcome": ["reached"]},
-    ],
-)
-def test_a_line_of_another_shape_is_counted_and_left_out(event: dict[str, Any]) -> None:
-    view = RunView()
-    view.apply(event)
+def test_a_line_of_another_shape_is_counted_and_left_out(fake_run: FakeRun) -> None:
+    with (fake_run.folder / "log.jsonl").open("a") as file:
+        file.write('{"kind": "setting", "at_s": 1.0}\n')
+    view = seen(fake_run)
     assert view.unreadable == 1
-    assert not view.entries
+    assert [entry["kind"] for entry in view.entries] == ["start", "budget"]
 
 
-def test_unknown_kinds_are_left_out_and_entries_are_bounded(tmp_path: Path) -> None:
+def test_entries_are_bounded() -> None:
     view = RunView()
-    view.apply({"kind": "from the future", "at_s": 1.0})
     for number in range(ENTRIES + 50):
-        view.apply({"kind": "note", "at_s": number, "level": "info", "text": str(number)})
+        view.apply(Noted(at_s=number, level="info", text=str(number)))
     assert view.unreadable == 0
     assert len(view.entries) == ENTRIES
     assert view.entries[-1]["number"] == ENTRIES + 50
@@ -146,20 +137,101 @@ def test_unknown_kinds_are_left_out_and_entries_are_bounded(tmp_path: Path) -> N
 def test_a_warning_stands_out_until_the_budget_changes() -> None:
     view = RunView()
     text = "Waiting alone draws 1.9 W: 1 W cannot be held, and training waits."
-    view.apply({"kind": "note", "at_s": 3.0, "level": "warning", "text": text})
-    view.apply({"kind": "budget", "at_s": 3.0, "power_w": 1.0, "why": "changed"})  # what it warns of
-    view.apply({"kind": "note", "at_s": 4.0, "level": "info", "text": "something else"})
+    view.apply(Noted(at_s=3.0, level="warning", text=text))
+    view.apply(BudgetChanged(at_s=3.0, power_w=1.0, why="changed"))  # what it warns of
+    view.apply(Noted(at_s=4.0, level="info", text="something else"))
     assert view.shown()["warning"] == {"text": text, "at_s": 3.0}
-    view.apply({"kind": "budget", "at_s": 9.0, "power_w": 5.0, "why": "changed"})
+    view.apply(BudgetChanged(at_s=9.0, power_w=5.0, why="changed"))
     assert view.shown()["warning"] is None
 
 
 def test_a_budget_says_what_its_watts_bound() -> None:
     view = RunView()
-    view.apply({"kind": "budget", "at_s": 1.0, "power_w": 3.0, "watts": "peak", "window_s": None, "why": "changed"})
+    view.apply(BudgetChanged(at_s=1.0, power_w=3.0, watts="peak", window_s=None, why="changed"))
     assert view.facts["budget_means"] == "for peaks"
     assert view.entries[-1]["text"] == "Budget changed: 3 W peak."
-    view.apply({"kind": "budget", "at_s": 2.0, "power_w": 3.0, "watts": "mean", "window_s": 60.0, "why": "changed"})
+    view.apply(BudgetChanged(at_s=2.0, power_w=3.0, watts="mean", window_s=60.0, why="changed"))
     assert view.facts["budget_means"] == "as mean over 60 s"
-    view.apply({"kind": "budget", "at_s": 3.0, "power_w": 3.0, "watts": "mean", "window_s": None, "why": "changed"})
+    view.apply(BudgetChanged(at_s=3.0, power_w=3.0, watts="mean", window_s=None, why="changed"))
     assert view.facts["budget_means"] == ""
+
+
+def filled(seconds: int, power_w: float = 9.0) -> FoldedPower:
+    trace = FoldedPower()
+    trace.add_budget(0.0, 10.0)
+    for second in range(seconds):
+        trace.add([second + tenth / 10 for tenth in range(10)], [power_w + tenth / 10 for tenth in range(10)])
+    return trace
+
+
+def test_a_second_is_its_lowest_mean_and_highest_reading() -> None:
+    trace = filled(3)
+    assert trace.recent()[0] == [0.0, 9.0, 9.45, 9.9, 10.0]
+    assert trace.latest() is not None
+    assert trace.latest().at_s == 1.0  # type: ignore[union-attr]
+    assert trace.newest_s() == (2.0, 1.0)
+
+
+def test_lines_that_cross_seconds_give_the_same_as_readings_one_by_one() -> None:
+    times = [tenth / 10 for tenth in range(57)]
+    watts = [5 + tenth % 7 for tenth in range(57)]
+    one_by_one, at_once = FoldedPower(), FoldedPower()
+    at_once.add(times, watts)
+    for at_s, power_w in zip(times, watts, strict=True):
+        one_by_one.add([at_s], [power_w])
+    assert at_once.recent() == one_by_one.recent()
+    assert at_once.whole() == one_by_one.whole()
+
+
+def test_recent_forgets_and_whole_gets_wider_but_neither_grows() -> None:
+    trace = filled(5000)
+    assert len(trace.recent()) == RECENT_S + 1
+    rows = trace.whole()
+    assert WHOLE_BINS / 2 <= len(rows) <= WHOLE_BINS
+    assert trace.width_s == 8.0
+    assert rows[0] == [0.0, 9.0, 9.45, 9.9, 10.0]
+    assert [row[0] for row in rows] == [8.0 * place for place in range(len(rows))]
+    assert trace.whole(since_s=4000.0)[0][0] == 4000.0
+
+
+def test_time_over_counts_seconds_beyond_the_tolerance_by_the_budget_of_the_time() -> None:
+    trace = FoldedPower()
+    trace.add_budget(5.5, 7.0)  # written before the readings that came earlier, as a log does
+    trace.add_budget(0.0, 10.0)
+    for second in range(12):
+        trace.add([second, second + 0.5], [10.1 if second < 5 else 7.5, 10.1 if second < 5 else 7.5])
+    assert trace.over_s == 5.0  # seconds 6 to 10: 5 has both budgets, 11 is not over yet
+    assert trace.recent()[5][4] == 10.0
+    assert trace.recent()[6][4] == 7.0
+
+
+def test_no_limit_and_lost_readings_are_not_zero() -> None:
+    trace = FoldedPower()
+    trace.add([0.0, 0.1], [math.nan, math.nan])
+    assert trace.latest() is None
+    assert trace.recent() == []
+    trace.add([0.2, 0.3], [math.nan, 50.0])
+    trace.add_budget(1.0, None)
+    trace.add([1.0, 2.0], [60.0, 60.0])
+    assert trace.recent()[0] == [0.0, 50.0, 50.0, 50.0, None]
+    assert trace.over_s == 0.0
+
+
+def test_many_budgets_do_not_pile_up() -> None:
+    trace = FoldedPower()
+    for second in range(10_000):
+        trace.add_budget(second, 5.0 + second % 2)
+        trace.add([second, second + 0.9], [1.0, 1.0])
+    assert trace.recent()[-1][4] == 6.0
+    assert len(trace._budget_w) <= 2001
+
+
+@given(st.lists(st.tuples(st.floats(0, 5000), st.floats(0, 500)), min_size=1, max_size=60))
+def test_no_reading_in_order_is_lost(readings: list[tuple[float, float]]) -> None:
+    readings.sort()
+    trace = FoldedPower()
+    trace.add([at_s for at_s, _ in readings], [power_w for _, power_w in readings])
+    trace.add([9000.0], [1.0])
+    total = sum(one.readings for one in trace._whole)
+    assert total == len(readings)
+    assert sum(one.mean_w * one.readings for one in trace._whole) == pytest.approx(sum(w for _, w in readings))

@@ -6,21 +6,25 @@ import json
 import math
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import report_world as world
 
 from underwatt.budget import parse_budget
+from underwatt.events import BudgetChanged, Expected, Planned, SettingChanged
 from underwatt.measure.meter import Trace
 from underwatt.records import Setting, to_json
 from underwatt.reports.build import build_report, decided_by, parity_figure
 from underwatt.reports.figures import PowerTrace, Report
 from underwatt.reports.page import render, sections_of
 from underwatt.reports.run_figures import energy_figures, happened, trace_figure
-from underwatt.reports.sources import budget_of, setting_of
+from underwatt.reports.sources import budget_of
 from underwatt.runlog.log import read_log
 from underwatt.runlog.record import RunRecord
+
+EXPECTED = Expected(time_s=600.0, power_w=5.5, energy_j=3300.0)
 
 
 def test_nothing_is_missing_where_everything_is_known(whole: Report) -> None:
@@ -172,8 +176,8 @@ def test_the_lag_of_the_sensor_after_a_change_is_no_excess(record: RunRecord) ->
 
 
 def test_what_a_run_decided_is_shown_as_its_choice(record: RunRecord) -> None:
-    decided = setting_of(record.of("setting")[1]["setting"])
-    plan = {"kind": "plan", "at_s": 20.0, "chosen": to_json(decided), "expected": {}, "reason": "it was measured."}
+    decided = record.of(SettingChanged)[1].setting
+    plan = Planned(at_s=20.0, chosen=decided, expected=EXPECTED, reason="it was measured.")
     told = replace(record, events=(*record.events, plan))
     report = world.report(record=told)
     assert report.front is not None
@@ -184,14 +188,14 @@ def test_what_a_run_decided_is_shown_as_its_choice(record: RunRecord) -> None:
     assert decided_by(told, parse_budget("4W")) is None  # the run decided for 6 W
     fallback = world.report(record=record).front
     assert fallback is not None
-    same = {**plan, "chosen": to_json(fallback.chosen.setting)}
+    same = replace(plan, chosen=fallback.chosen.setting)
     agreed = world.report(record=replace(record, events=(*record.events, same)))
     assert agreed.decision is not None
     assert agreed.decision.reason == "it was measured."
 
 
-def ended(record: RunRecord, **changed: object) -> RunRecord:
-    return replace(record, events=(*record.events[:-1], {**record.events[-1], **changed}))
+def ended(record: RunRecord, **changed: Any) -> RunRecord:
+    return replace(record, events=(*record.events[:-1], replace(record.events[-1], **changed)))
 
 
 def test_how_a_run_went_is_told_whether_or_not_there_is_a_plan(record: RunRecord) -> None:
@@ -200,19 +204,24 @@ def test_how_a_run_went_is_told_whether_or_not_there_is_a_plan(record: RunRecord
     assert bare.decision is None
     assert "failed" in bare.happened
     assert "CUDA ran out of memory. The device was not put back" in bare.happened
-    unknown = happened(ended(record, energy_j=None, samples=None, score=None))
-    assert unknown == "The training under 6 W, then 5 W reached its target after 10.0 min."
+    unknown = happened(ended(record, energy_j=math.nan, score=None))
+    assert unknown == "The training under 6 W, then 5 W reached its target after 10.0 min and 123,456 samples."
     cut = replace(record, events=record.events[:-1])
     assert happened(cut) == "The run under 6 W, then 5 W has not ended, or was cut off."
 
 
+def budgets(record: RunRecord, **changed: Any) -> RunRecord:
+    """The same run under other budgets."""
+    events = (replace(event, **changed) if isinstance(event, BudgetChanged) else event for event in record.events)
+    return replace(record, events=tuple(events))
+
+
 def test_budgets_that_change_often_are_told_by_their_range(record: RunRecord) -> None:
-    many = [{"kind": "budget", "at_s": 310.0 + at, "power_w": 4.0, "why": "changed"} for at in range(9)]
+    many = [BudgetChanged(at_s=310.0 + at, power_w=4.0, why="changed") for at in range(9)]
     assert "under 6 W, then 5 W, then 4 W reached" in happened(replace(record, events=(*record.events, *many)))
-    many = [{**step, "power_w": 4.0 + at} for at, step in enumerate(many)]
+    many = [replace(step, power_w=4.0 + at) for at, step in enumerate(many)]
     assert "under budgets from 4 W to 12 W reached" in happened(replace(record, events=(*record.events, *many)))
-    unbounded = [{**event, "power_w": None} if event["kind"] == "budget" else event for event in record.events]
-    assert happened(replace(record, events=tuple(unbounded))).startswith("The training reached")
+    assert happened(budgets(record, power_w=None)).startswith("The training reached")
 
 
 def test_expected_energy_names_the_budget_it_is_for(whole: Report) -> None:
@@ -222,7 +231,7 @@ def test_expected_energy_names_the_budget_it_is_for(whole: Report) -> None:
 
 
 def test_one_setting_leaves_no_rest(record: RunRecord) -> None:
-    settings = [at for at, event in enumerate(record.events) if event["kind"] == "setting"]
+    settings = [at for at, event in enumerate(record.events) if isinstance(event, SettingChanged)]
     for count, words in ((1, ""), (2, ", the rest at 1 other setting.")):
         kept = tuple(event for at, event in enumerate(record.events) if at not in settings[count:])
         found = energy_figures(replace(record, events=kept))
@@ -233,9 +242,8 @@ def test_one_setting_leaves_no_rest(record: RunRecord) -> None:
 
 
 def test_readings_are_judged_by_what_the_budget_bounds(record: RunRecord) -> None:
-    def judged(**more: object) -> PowerTrace:
-        events = tuple({**event, **more} if event["kind"] == "budget" else event for event in record.events)
-        trace = trace_figure(replace(record, events=events))
+    def judged(**more: Any) -> PowerTrace:
+        trace = trace_figure(budgets(record, **more))
         assert trace is not None
         return trace
 
@@ -247,9 +255,10 @@ def test_readings_are_judged_by_what_the_budget_bounds(record: RunRecord) -> Non
         "6 W peak (start)",
         "5 W peak (changed)",
     ]
-    first, *rest = record.events
-    mixed = [{**event, "watts": "peak"} if event.get("why") == "changed" else event for event in rest]
-    both = trace_figure(replace(record, events=(first, *mixed)))
+    first, later = record.of(BudgetChanged)
+    mixed = tuple(replace(later, watts="peak") if event == later else event for event in record.events)
+    both = trace_figure(replace(record, events=mixed))
+    assert first.watts == "mean"
     assert both is not None
     assert both.windows_s == (0.0, 1.0)
     assert "by single readings and means over 1 s" in both.message
@@ -259,10 +268,11 @@ def short_run(record: RunRecord, seconds: float, power_w: float) -> RunRecord:
     """The beginning of a run that draws so much, and changes its setting twice a second."""
     kept = record.power.at_s <= seconds
     power = Trace(record.power.at_s[kept], np.full(int(kept.sum()), power_w), None, missed=0)
-    [setting, other, *_] = record.of("setting")
-    moves = [{**(setting, other)[at % 2], "at_s": at / 2} for at in range(int(2 * seconds))]
-    end = {**(record.end or {}), "at_s": seconds, "energy_j": power_w * seconds}
-    return replace(record, events=(record.start, record.of("budget")[0], *moves, end), power=power)
+    [setting, other, *_] = record.of(SettingChanged)
+    moves = [replace((setting, other)[at % 2], at_s=at / 2) for at in range(int(2 * seconds))]
+    assert record.end is not None
+    end = replace(record.end, at_s=seconds, energy_j=power_w * seconds)
+    return replace(record, events=(record.start, record.of(BudgetChanged)[0], *moves, end), power=power)
 
 
 def test_a_run_that_stays_above_the_budget_is_never_said_to_have_held_it(record: RunRecord) -> None:
@@ -294,7 +304,7 @@ def test_mean_watts_are_one_number_and_a_short_run_says_what_they_are_worth(reco
 
 
 def test_convergence_runs_for_another_target_are_not_used(record: RunRecord) -> None:
-    other = replace(record, events=({**record.start, "target": 0.9999}, *record.events[1:]))
+    other = replace(record, events=(replace(record.start, target=0.9999), *record.events[1:]))
     report = build_report(
         world.profile(),
         world.candidates(),
@@ -324,7 +334,7 @@ def test_a_budget_of_peaks_is_not_compared_with_means() -> None:
 
 def test_a_choice_that_cannot_reach_the_target_any_more_is_planned_anew(record: RunRecord) -> None:
     most = world.candidates()[len(world.candidates()) - 1]
-    plan = {"kind": "plan", "at_s": 20.0, "chosen": to_json(most), "expected": {}, "reason": "as it was."}
+    plan = Planned(at_s=20.0, chosen=most, expected=EXPECTED, reason="as it was.")
     never = tuple(
         replace(run, samples=math.inf) if run.batch_size == most.batch_size else run for run in world.trainings()
     )
@@ -338,15 +348,16 @@ def test_a_choice_that_cannot_reach_the_target_any_more_is_planned_anew(record: 
 
 def test_the_budget_of_a_run_is_the_one_it_last_decided_under(record: RunRecord) -> None:
     assert budget_of(record) == parse_budget("6W")
-    plans = [{"kind": "plan", "at_s": at_s, "chosen": {}, "expected": {}, "reason": ""} for at_s in (20.0, 310.0)]
+    chosen = record.of(SettingChanged)[0].setting
+    plans = [Planned(at_s=at_s, chosen=chosen, expected=EXPECTED) for at_s in (20.0, 310.0)]
     assert budget_of(replace(record, events=(*record.events, plans[0]))) == parse_budget("6W")
     assert budget_of(replace(record, events=(*record.events, *plans))) == parse_budget("5W")
 
 
 def test_pauses_count_where_the_run_knew_what_they_draw(record: RunRecord) -> None:
     most = Setting(world.candidates()[len(world.candidates()) - 1].mode, 4)  # short steps, or the mean would swing
-    plan = {"kind": "plan", "at_s": 20.0, "chosen": to_json(most), "expected": {}, "reason": "with pauses."}
-    start = {**record.start, "idle_w": 1.5}
+    plan = Planned(at_s=20.0, chosen=most, expected=EXPECTED, reason="with pauses.")
+    start = replace(record.start, idle_w=1.5)
     report = world.report(record=replace(record, events=(start, *record.events[1:], plan)))
     alone = world.report(record=replace(record, events=(*record.events, plan)))
     assert report.front is not None
@@ -391,7 +402,7 @@ def test_the_published_baseline_alone_gives_the_speed_up() -> None:
 
 def test_a_choice_that_draws_more_than_the_budget_is_not_said_to_be_within_it(record: RunRecord) -> None:
     most = world.candidates()[len(world.candidates()) - 1]
-    plan = {"kind": "plan", "at_s": 20.0, "chosen": to_json(most), "expected": {}, "reason": "with pauses."}
+    plan = Planned(at_s=20.0, chosen=most, expected=EXPECTED, reason="with pauses.")
     report = world.report(record=replace(record, events=(*record.events, plan)))
     assert report.decision is not None
     assert "held to 6 W mean by pauses" in report.decision.sentence

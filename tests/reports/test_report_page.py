@@ -59,7 +59,8 @@ def test_a_profile_of_two_settings_still_gives_a_page() -> None:
 
 
 def test_a_run_that_failed_is_told_without_a_plan(record: RunRecord) -> None:
-    end = {**record.events[-1], "outcome": "failed", "error": "<b>no memory</b>", "restored": False}
+    assert record.end is not None
+    end = replace(record.end, outcome="failed", error="<b>no memory</b>", restored=False)
     failed = replace(record, events=(*record.events[:-1], end))
     page = render(build_report(world.profile(2), None, made_at="now", record=failed))
     assert "failed with a score of 0.971" in page

@@ -1,9 +1,8 @@
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
+from underwatt.events import BudgetChanged
 from underwatt.reports.words import (
     allowed,
     bound,
@@ -75,14 +74,13 @@ def test_counts_and_lists_read_as_sentences() -> None:
 @pytest.mark.parametrize(
     ("step", "said"),
     [
-        ({"power_w": 3.0}, "3 W"),
-        ({"power_w": 3.0, "watts": "mean", "window_s": None}, "3 W mean"),
-        ({"power_w": 2.5, "watts": "peak", "window_s": None}, "2.5 W peak"),
-        ({"power_w": 3.0, "watts": "mean", "window_s": 60.0}, "3 W mean over 60 s"),
-        ({"power_w": None, "watts": "mean"}, "no bound on watts"),
+        (BudgetChanged(power_w=3.0), "3 W mean"),
+        (BudgetChanged(power_w=2.5, watts="peak"), "2.5 W peak"),
+        (BudgetChanged(power_w=3.0, window_s=60.0), "3 W mean over 60 s"),
+        (BudgetChanged(power_w=None), "no bound on watts"),
     ],
 )
-def test_a_budget_says_what_its_watts_bound(step: dict[str, Any], said: str) -> None:
+def test_a_budget_says_what_its_watts_bound(step: BudgetChanged, said: str) -> None:
     assert allowed(step) == said
 
 

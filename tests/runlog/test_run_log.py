@@ -18,9 +18,21 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from log_world import started
 
 from underwatt.errors import InputError
-from underwatt.records import Measurement, PowerMode, Setting, to_json
+from underwatt.events import (
+    BudgetChanged,
+    Ended,
+    Measured,
+    Noted,
+    Progressed,
+    Readings,
+    Resumed,
+    Scored,
+    SettingChanged,
+)
+from underwatt.records import Measurement, PowerMode, Setting
 from underwatt.runlog.log import KEEP_READINGS, RunLog, follow, read_log
 from underwatt.runlog.record import RunRecord
 
@@ -41,11 +53,11 @@ def recorded(
 ) -> RunRecord:
     """A log with ten readings a second from 0.1 s on; ``settings`` are the times at which the setting changed."""
     with RunLog(path) as log:
-        log.write("start", 0.0, job="digits")
+        log.write(started())
         for at_s, budget_w in budgets:
-            log.write("budget", at_s, power_w=budget_w, why="changed")
+            log.write(BudgetChanged(at_s=at_s, power_w=budget_w, why="changed"))
         for number, at_s in enumerate(marks.get("settings", [])):
-            log.write("setting", at_s, setting={"batch_size": number}, state="holding", why="")
+            log.write(SettingChanged(at_s=at_s, setting=Setting(PowerMode(), number + 1), state="holding", why=""))
         for number, power_w in enumerate(watts, 1):
             log.power(number / 10, power_w)
     return read_log(path)
@@ -53,26 +65,27 @@ def recorded(
 
 def test_what_is_written_is_read(path: Path) -> None:
     with RunLog(path) as log:
-        log.write("start", 0.0, job="digits", target=None)
-        log.write("budget", 0.0, power_w=10.0, why="start")
+        log.write(started())
+        log.write(BudgetChanged(at_s=0.0, power_w=10.0, why="start"))
         log.power(0.1, 8.0)
         log.power(0.2, 9.0)
         log.flush()
         log.power(0.3, 10.0)
-        log.write("measured", 0.3, measurement=Measurement(SETTING, 0.1, 9.5))
-        log.write("score", 0.3, value=np.float32(0.5), samples=np.int64(7), many=np.array([1.0, np.nan]), odd={1})
-        log.write("end", 0.4, outcome="reached", score=math.nan)
+        log.write(Measured(at_s=0.3, measurement=Measurement(SETTING, 0.1, 9.5)))
+        log.write(Scored(at_s=0.3, value=np.float32(0.5), samples=np.int64(7), target=np.array(np.nan)))
+        log.write(Noted(at_s=0.3, level="info", text={1}))
+        log.write(Ended(at_s=0.4, outcome="reached", restored=True, score=math.nan))
     assert log.error is None
     record = read_log(str(path))
-    assert record.start["job"] == "digits"
-    assert [event["kind"] for event in record.events] == ["start", "budget", "measured", "score", "end"]
-    assert record.of("measured")[0]["measurement"] == to_json(Measurement(SETTING, 0.1, 9.5))
-    score = record.of("score")[0]
-    assert (score["value"], score["samples"], score["many"], score["odd"]) == (0.5, 7, [1.0, None], "{1}")
+    assert record.start.job == "digits"
+    assert [event.kind for event in record.events] == ["start", "budget", "measured", "score", "note", "end"]
+    assert record.of(Measured)[0].measurement.power_w == 9.5
+    score = record.of(Scored)[0]
+    assert (score.value, score.samples, score.target, record.of(Noted)[0].text) == (0.5, 7, None, "{1}")
     assert record.power.at_s.tolist() == [0.1, 0.2, 0.3]
     assert record.power.power_w.tolist() == [8.0, 9.0, 10.0]
     assert record.end is not None
-    assert record.end["score"] is None
+    assert record.end.score is None
     assert record.energy_j() == pytest.approx(0.1 * 27)
     assert record.budget_at([-1.0, 0.0, 5.0]).tolist() == [math.inf, 10.0, 10.0]
     assert [path.name for path in path.parent.iterdir()] == ["log.jsonl"]
@@ -80,7 +93,7 @@ def test_what_is_written_is_read(path: Path) -> None:
 
 def test_nothing_is_written_before_a_flush(path: Path) -> None:
     log = RunLog(path)
-    log.write("start", 0.0)
+    log.write(started())
     log.power(0.1, 8.0)
     assert path.read_bytes() == b""
     log.flush()
@@ -112,9 +125,9 @@ def test_a_torn_last_line_is_skipped_and_removed_by_the_run_that_goes_on(path: P
     _, at = follow(path)
     assert at == whole
     with RunLog(path) as log:
-        log.write("resume", 0.2, pid=1)
+        log.write(Resumed(at_s=0.2, pid=1))
         log.power(0.3, 9.0)
-    assert [event["kind"] for event in follow(path, at)[0]] == ["resume", "power"]
+    assert [event.kind for event in follow(path, at)[0]] == ["resume", "power"]
     assert read_log(path).power.power_w.tolist() == [8.0, 9.0]
 
 
@@ -136,11 +149,11 @@ def test_a_log_cut_anywhere_is_read_up_to_there(tmp_path_factory: pytest.TempPat
 
 
 def test_kill_leaves_every_flushed_line(path: Path) -> None:
+    recorded(path, [])
     program = f"""
 import os, signal
 from underwatt.runlog.log import RunLog
 log = RunLog({str(path)!r})
-log.write("start", 0.0)
 for n in range(1000):
     log.power(n / 10, 8.0)
     log.flush()
@@ -162,10 +175,44 @@ def test_damage_in_the_middle_is_an_error_with_its_line(path: Path) -> None:
         follow(path)
 
 
+@pytest.mark.parametrize(
+    "line",
+    [
+        '{"kind": "setting", "at_s": 1.0}',
+        '{"kind": "setting", "at_s": 1.0, "state": "holding", "setting": {"mode": {"gpu_mhz": -9}, "batch_size": 1}}',
+        '{"kind": "budget", "at_s": "soon", "power_w": 7.0, "why": "start"}',
+        '{"kind": "budget", "at_s": null, "power_w": 7.0, "why": "start"}',
+        '{"kind": "power", "at_s": 3.0, "power_w": [1.0]}',
+        '{"kind": "power", "at_s": [3.0, 4.0], "power_w": [1.0]}',
+        '{"kind": "power", "at_s": [NaN], "power_w": [1.0]}',
+        '{"kind": "measured", "at_s": 1.0, "measurement": []}',
+        '{"kind": "start", "at_s": 0.0, "job": "x", "device": null, "budget": "1W"}',
+        '{"kind": "end", "at_s": 1.0, "outcome": ["reached"]}',
+    ],
+)
+def test_a_line_that_makes_no_sense_is_an_error_with_its_reason(path: Path, line: str) -> None:
+    recorded(path, [8.0])
+    with path.open("a") as file:
+        file.write(line + "\n")
+    with pytest.raises(InputError, match=r"line 4 makes no sense: .+"):
+        read_log(path)
+    *rest, error = follow(path)[0]
+    assert len(rest) == 3
+    assert isinstance(error, InputError), "a reader of a run under way may go on after it"
+
+
+def test_a_kind_that_is_not_known_is_left_out(path: Path) -> None:
+    recorded(path, [8.0])
+    with path.open("a") as file:
+        file.write('{"kind": "from the future", "at_s": 1.0}\n{"kind": [], "at_s": 1.0}\n')
+    assert len(read_log(path).events) == 2
+    assert len(follow(path)[0]) == 3
+
+
 def test_files_that_are_no_log(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="cannot be read"):
         read_log(tmp_path / "none.jsonl")
-    (tmp_path / "other.jsonl").write_text('{"kind": "note", "at_s": 0}\n')
+    (tmp_path / "other.jsonl").write_text('{"kind": "note", "at_s": 0, "level": "info", "text": ""}\n')
     with pytest.raises(InputError, match="does not begin"):
         read_log(tmp_path / "other.jsonl")
     with pytest.raises(InputError, match="cannot be written"):
@@ -176,24 +223,24 @@ def test_a_live_reader_sees_whole_lines_as_they_come(path: Path) -> None:
     assert follow(path) == ([], 0)
     with RunLog(path) as log:
         assert follow(path) == ([], 0)
-        log.write("start", 0.0)
+        log.write(started())
         log.flush()
         first, at = follow(path)
-        assert [event["kind"] for event in first] == ["start"]
+        assert [event.kind for event in first] == ["start"]
         assert follow(path, at) == ([], at)
         log.power(0.1, 8.0)
         log.flush()
-        assert follow(path, at)[0] == [{"kind": "power", "at_s": [0.1], "power_w": [8.0]}]
+        assert follow(path, at)[0] == [Readings((0.1,), (8.0,))]
     path.write_bytes(b"")
     assert follow(path, at) == ([], 0)
 
 
 def test_a_full_disk_ends_nothing_and_nothing_is_lost(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     log = RunLog(path)
-    log.write("start", 0.0)
+    log.write(started())
     log.flush()
     log.power(0.1, 8.0)
-    log.write("note", 0.1, level="info", text="kept")
+    log.write(Noted(at_s=0.1, level="info", text="kept"))
     write, room = os.write, 10
 
     def nearly_full(file: int, text: bytes) -> int:
@@ -208,7 +255,7 @@ def test_a_full_disk_ends_nothing_and_nothing_is_lost(path: Path, monkeypatch: p
         patched.setattr(os, "write", nearly_full)
         log.flush()
         assert "No space left" in (log.error or "")
-        assert [event["kind"] for event in read_log(path).events] == ["start"]
+        assert [event.kind for event in read_log(path).events] == ["start"]
         log.power(0.2, 9.0)
         log.flush()
     log.flush()
@@ -216,14 +263,14 @@ def test_a_full_disk_ends_nothing_and_nothing_is_lost(path: Path, monkeypatch: p
     log.close()
     record = read_log(path)
     assert record.power.power_w.tolist() == [8.0, 9.0]
-    assert record.of("note")[0]["text"] == "kept"
+    assert record.of(Noted)[0].text == "kept"
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no /dev/full")
 def test_a_disk_that_is_really_full(tmp_path: Path) -> None:
     (tmp_path / "log.jsonl").symlink_to("/dev/full")
     log = RunLog(tmp_path / "log.jsonl")
-    log.write("start", 0.0)
+    log.write(started())
     log.flush()
     assert "No space left" in (log.error or "")
     log.close()
@@ -231,7 +278,7 @@ def test_a_disk_that_is_really_full(tmp_path: Path) -> None:
 
 def test_what_waits_for_the_disk_is_bounded_and_the_newest(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     log = RunLog(path)
-    log.write("start", 0.0)
+    log.write(started())
 
     def refuse(*_: object) -> int:
         raise OSError(errno.EIO, "Input/output error")
@@ -251,8 +298,8 @@ def test_what_waits_for_the_disk_is_bounded_and_the_newest(path: Path, monkeypat
 
 def test_a_removed_folder_is_made_again_and_the_log_can_be_read(path: Path) -> None:
     log = RunLog(path)
-    log.write("start", 0.0, job="digits")
-    log.write("budget", 0.0, power_w=10.0, why="start")
+    log.write(started())
+    log.write(BudgetChanged(at_s=0.0, power_w=10.0, why="start"))
     log.power(0.1, 8.0)
     log.flush()
     shutil.rmtree(path.parent)
@@ -260,18 +307,18 @@ def test_a_removed_folder_is_made_again_and_the_log_can_be_read(path: Path) -> N
     log.power(100.1, 8.0)
     log.close()
     record = read_log(path)
-    assert record.start["job"] == "digits"
+    assert record.start.job == "digits"
     assert record.budget_at([100.0]) == [10.0]
     assert record.energy_j() == pytest.approx(0.8)  # not a hundred seconds of the first reading
     with RunLog(path) as log:  # a resumed run has not written the start itself
         shutil.rmtree(path.parent)
-        log.write("note", 200.0, level="info", text="still here")
-    assert read_log(path).start["job"] == "digits"
+        log.write(Noted(at_s=200.0, level="info", text="still here"))
+    assert read_log(path).start.job == "digits"
 
 
 def test_a_folder_that_cannot_be_made_again_is_tried_again(path: Path) -> None:
     log = RunLog(path)
-    log.write("start", 0.0)
+    log.write(started())
     shutil.rmtree(path.parent)
     path.parent.write_text("in the way")
     log.flush()
@@ -280,12 +327,12 @@ def test_a_folder_that_cannot_be_made_again_is_tried_again(path: Path) -> None:
     log.flush()
     assert log.error is None
     log.close()
-    assert read_log(path).start["at_s"] == 0
+    assert read_log(path).start.at_s == 0
 
 
 def test_threads_lose_nothing(path: Path) -> None:
     log = RunLog(path)
-    log.write("start", 0.0)
+    log.write(started())
 
     def sample() -> None:
         for number in range(5000):
@@ -293,7 +340,7 @@ def test_threads_lose_nothing(path: Path) -> None:
 
     def train() -> None:
         for number in range(500):
-            log.write("progress", number, steps=number)
+            log.write(Progressed(at_s=number, steps=number, samples=0, batch_size=8, state="holding"))
             log.flush()
 
     threads = [threading.Thread(target=target) for target in (sample, train, train)]
@@ -304,23 +351,28 @@ def test_threads_lose_nothing(path: Path) -> None:
     log.close()
     record = read_log(path)
     assert record.power.at_s.tolist() == [number / 10 for number in range(5000)]
-    assert len(record.of("progress")) == 1000
+    assert len(record.of(Progressed)) == 1000
+
+
+def outcome(path: Path) -> str:
+    end = read_log(path).end
+    return "" if end is None else end.outcome
 
 
 def test_a_resumed_run_has_no_end_until_it_ends_again(path: Path) -> None:
     with RunLog(path) as log:
-        log.write("start", 0.0)
+        log.write(started())
         log.power(0.1, 8.0)
-        log.write("end", 0.1, outcome="interrupted")
-    assert (read_log(path).end or {})["outcome"] == "interrupted"
+        log.write(Ended(at_s=0.1, outcome="interrupted", restored=True))
+    assert outcome(path) == "interrupted"
     with RunLog(path) as log:
-        log.write("resume", 50.0)
+        log.write(Resumed(at_s=50.0))
         log.power(50.1, 8.0)
         log.flush()
         assert read_log(path).end is None
         assert read_log(path).energy_j() == pytest.approx(1.6)  # the time between is not counted
-        log.write("end", 51.0, outcome="reached")
-    assert (read_log(path).end or {})["outcome"] == "reached"
+        log.write(Ended(at_s=51.0, outcome="reached", restored=True))
+    assert outcome(path) == "reached"
 
 
 def test_energy_and_time_over_the_budget(path: Path) -> None:
@@ -347,11 +399,11 @@ def test_a_rise_is_no_offence_and_a_drop_counts_from_its_moment(path: Path) -> N
 
 def test_lag_is_granted_for_another_setting_and_not_for_another_state(path: Path) -> None:
     with RunLog(path) as log:
-        log.write("start", 0.0)
-        log.write("budget", 0.0, power_w=10.0)
+        log.write(started())
+        log.write(BudgetChanged(at_s=0.0, power_w=10.0))
         for at_s, state in ((0.0, "searching"), (1.0, "holding"), (2.0, "correcting"), (3.0, "holding")):
-            log.write("setting", at_s, setting={"batch_size": 8}, state=state, why="")
-        log.write("setting", 4.0, setting={"batch_size": 16}, state="holding", why="")
+            log.write(SettingChanged(at_s=at_s, setting=Setting(PowerMode(), 8), state=state, why=""))
+        log.write(SettingChanged(at_s=4.0, setting=Setting(PowerMode(), 16), state="holding", why=""))
         for number in range(1, 51):
             log.power(number / 10, 11.0 if (number - 1) % 10 < 4 else 9.0)  # for 0.4 s after each of them
     record = read_log(path)
@@ -379,9 +431,9 @@ def test_a_verdict_says_how_much_it_is_made_on(path: Path) -> None:
 
 def test_each_reading_is_judged_as_the_budget_then_in_force_says(path: Path) -> None:
     with RunLog(path) as log:
-        log.write("start", 0.0)
+        log.write(started())
         for at_s, watts, window_s in ((0.0, "mean", None), (10.0, "peak", None), (20.0, "mean", 5.0)):
-            log.write("budget", at_s, power_w=10.0, watts=watts, window_s=window_s, why="changed")
+            log.write(BudgetChanged(at_s=at_s, power_w=10.0, watts=watts, window_s=window_s, why="changed"))
         for number in range(1, 301):
             log.power(number / 10, 15.0 if number % 10 == 5 else 9.0)  # once a second
     record = read_log(path)
@@ -461,9 +513,8 @@ def test_time_over_agrees_with_the_words(
 
 @pytest.mark.slow
 def test_a_day_is_read_in_seconds(path: Path) -> None:
-    path.parent.mkdir()
-    with path.open("w") as file:
-        file.write('{"kind":"start","at_s":0}\n{"kind":"budget","at_s":0,"power_w":10}\n')
+    recorded(path, [])
+    with path.open("a") as file:
         watts = json.dumps([9.8765] * 10)
         for second in range(86_400):
             times = ",".join(f"{second + tenth / 10:.4f}" for tenth in range(10))

@@ -372,7 +372,7 @@ def report_figures(
         _candidates(measured, record, listener),
         made_at=datetime.now().astimezone().strftime("%d %B %Y, %H:%M").lstrip("0"),
         convergence=runs,
-        target=target if target is not None or record is None else record.start["target"],
+        target=target if target is not None or record is None else record.start.target,
         budget=wanted or (None if record is None else budget_of(record)),
         record=record,
         references=others,
@@ -390,7 +390,7 @@ def _reported(kept: Store, number: int, record: RunRecord | None, *, asked: bool
             return (found if record is None else with_run(found, record)), record
         if asked:
             raise InputError(
-                f"The run trained {record.start['workload']['name']} on {record.start['device']['name']}, which is not "
+                f"The run trained {record.start.workload.name} on {record.start.device.name}, which is not "
                 f"profile {number}.",
                 hint="Leave --profile or --run out.",
             )
@@ -406,5 +406,5 @@ def _candidates(measured: Profile, record: RunRecord | None, listener: Listener)
         space = known.offered_modes(measured, listener)
     except PredictError:
         return None
-    sizes = {m.setting.batch_size for m in measured.usable()} | set(record.start["batch_sizes"] if record else ())
+    sizes = {m.setting.batch_size for m in measured.usable()} | set(record.start.batch_sizes if record else ())
     return known.every_setting(space, sorted(sizes))

@@ -68,7 +68,7 @@ class Display:
             text = f"{escape(str(event.setting))} [dim]{escape(event.why)}[/]"
             self.say(f"[{COLOURS[event.state]}]{event.state}[/] {text}")
         elif isinstance(event, BudgetChanged) and event.why != "start":
-            self.say(f"[bold]budget {allowed(to_json(event))}[/] [dim]{event.why}[/]")
+            self.say(f"[bold]budget {allowed(event)}[/] [dim]{event.why}[/]")
         elif isinstance(event, Noted) and event.level == "warning":
             self.say(f"[bold yellow]Warning: {escape(event.text)}[/]")
         elif isinstance(event, Noted):
@@ -159,7 +159,7 @@ def run(
     from underwatt.reports.run_figures import happened
 
     log = ended.record()
-    back = " The device is as it was." if log.end is not None and log.end["restored"] else ""
+    back = " The device is as it was." if log.end is not None and log.end.restored else ""
     OUT.print(f"{escape(happened(log))}{back} [dim]Folder: {escape(str(ended.folder))}[/]", soft_wrap=True)
 
 

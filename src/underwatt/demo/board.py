@@ -17,7 +17,7 @@ from underwatt.demo.job import BATCH_SIZES, RESNET18
 from underwatt.device.registry import open_device
 from underwatt.device.session import Session
 from underwatt.drivers.virtual.device import VirtualJetson
-from underwatt.events import Started
+from underwatt.events import BudgetChanged, Started
 from underwatt.jobs.job import Effort
 from underwatt.jobs.runs import Run, RunOptions
 from underwatt.jobs.training import Training
@@ -95,10 +95,7 @@ class Joules:
         at_s, energy_j = np.array([(0.0, self._begun_j), *(row for row in self._counted if row[0] > 0)]).T
         steps = zip(schedule.begins_s, schedule.levels_w, strict=True)
         return RunRecord(
-            (
-                {"kind": "start", "at_s": 0.0},
-                *({"kind": "budget", "at_s": begin_s, "power_w": level_w} for begin_s, level_w in steps),
-            ),
+            tuple(BudgetChanged(at_s=begin_s, power_w=level_w) for begin_s, level_w in steps),
             Trace(at_s[1:], np.diff(energy_j) / np.diff(at_s), None, missed=0),
         )
 
@@ -190,7 +187,7 @@ def train_underwatt(bench: Bench, schedule: Schedule, folder: Path, tell: Tell) 
         trained.score,
         trained.outcome == "reached",
         joules[0].under(schedule),
-        dict(device.snapshot()) == found and end is not None and end["restored"],
+        dict(device.snapshot()) == found and end is not None and end.restored,
         time.process_time() - began_s - training.spent_s,
     )
 

@@ -15,7 +15,7 @@ from underwatt.control.pilot import Pilot
 from underwatt.control.state import Phase
 from underwatt.device.base import SimulatesLoad
 from underwatt.errors import InputError, OutOfMemoryError, StepError
-from underwatt.events import Noted
+from underwatt.events import BudgetChanged, Ended, Noted, Progressed
 from underwatt.runlog.inbox import Inbox, register_run
 from underwatt.runlog.log import RunLog, read_log
 from underwatt.store.store import Saver
@@ -207,7 +207,7 @@ def run_job(run: Run, job: Job) -> RunResult:
     cost = _cost(run.device, job)
     state = progress = None
     elapsed_s = energy_j = 0.0
-    dropped: dict[str, Any] | None = None
+    dropped: BudgetChanged | None = None
     if run.options.resume:
         state, progress = checkpoint.load(run.folder, workload.id)
         if progress.done:
@@ -245,27 +245,28 @@ def _spent(log: Path, progress: Progress) -> tuple[float, float]:
         record = read_log(log)
     except InputError:  # lost or damaged: the checkpoint is what matters
         return progress.elapsed_s, progress.energy_j
-    counted = [event["energy_j"] for event in record.events if event.get("energy_j") is not None]
-    last_s = max([event["at_s"] for event in record.events] + record.power.at_s[-1:].tolist())
+    told_j = [event.energy_j for event in record.events if isinstance(event, (Progressed, Ended))]
+    counted = [energy_j for energy_j in told_j if math.isfinite(energy_j)]
+    last_s = max([event.at_s for event in record.events] + record.power.at_s[-1:].tolist())
     # Never 0, which would be taken for a run that begins.
     return max(progress.elapsed_s, last_s, 1e-3), max(progress.energy_j, counted[-1] if counted else 0.0)
 
 
-def _posted(log: Path) -> dict[str, Any] | None:
+def _posted(log: Path) -> BudgetChanged | None:
     """The budget that a run was given on its way and kept to its end."""
     try:
-        budgets = read_log(log).of("budget")
+        budgets = read_log(log).of(BudgetChanged)
     except InputError:
         return None
-    return budgets[-1] if budgets and budgets[-1]["why"] == "changed" else None
+    return budgets[-1] if budgets and budgets[-1].why == "changed" else None
 
 
-def _going_on(samples: int, live: LiveBudget, elapsed_s: float, dropped: dict[str, Any] | None) -> str:
+def _going_on(samples: int, live: LiveBudget, elapsed_s: float, dropped: BudgetChanged | None) -> str:
     text = f"Going on at {samples:,} samples, with a budget of {live}."
-    meant = {"power_w": live.power_w(elapsed_s), "watts": live.budget.watts.value, "window_s": live.budget.window_s}
-    if dropped is None or all(dropped.get(name) == value for name, value in meant.items()):
+    meant = (live.power_w(elapsed_s), live.budget.watts.value, live.budget.window_s)
+    if dropped is None or (dropped.power_w, dropped.watts, dropped.window_s) == meant:
         return text
-    return f"{text} The {dropped['power_w']:g} W that it had been given on its way hold no more."
+    return f"{text} The {dropped.power_w:g} W that it had been given on its way hold no more."
 
 
 def _cost(device: Device, job: Job) -> WorkloadCost | None:

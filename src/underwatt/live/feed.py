@@ -1,4 +1,4 @@
-"""Between the log and the viewers: at most two updates a second, each of them only what changed."""
+"""From the log to the page: the log is followed a piece at a time, and who asks gets only what changed."""
 
 from __future__ import annotations
 
@@ -7,27 +7,30 @@ import json
 import math
 import os
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from underwatt.errors import InputError
+from underwatt.events import Started
 from underwatt.live.view import RunView
 from underwatt.records import to_json
 from underwatt.runlog.log import follow
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
     from pathlib import Path
-
-
-# Follows a run's log: its end first, so that the page is there at once, then its history, a piece at a time.
 
 PIECE_BYTES = 1 << 17  # some milliseconds of work, so that pages are served in between
 TAIL_BYTES = 1 << 18  # some minutes
 _LOOK_FOR_PROCESS_S = 2.0
+UPDATE_S = 0.5
+HEARTBEAT_S = 5.0  # so often there is an update that says for how long the run has been silent
+_KEEP_MARKS = 32  # updates; a page that is further behind gets everything
 
 
 class LogReader:
-    """The view of one run, kept up to date by calling ``advance`` often."""
+    """The view of one run, kept up to date by calling ``advance`` often.
+
+    Of a long log the end is read first, so that the page is there at once, then its history.
+    """
 
     def __init__(self, log: Path) -> None:
         self.view = RunView()
@@ -63,7 +66,7 @@ class LogReader:
         size, piece = self._size(), PIECE_BYTES
         try:
             events, byte = follow(self._log, self._byte, piece)
-            while not events and size - byte > piece:  # one line is longer than that
+            while byte == self._byte and size - byte > piece:  # one line is longer than that
                 piece *= 2
                 events, byte = follow(self._log, byte, piece)
             self.error = None
@@ -71,10 +74,10 @@ class LogReader:
             self.error = str(exc)
             return False
         for event in events:
-            if event["kind"] == "start" and building.facts["phase"] != "waiting":
+            if isinstance(event, Started) and building.facts["phase"] != "waiting":
                 building = self._begin_anew()
             building.apply(event)
-        more = bool(events) and byte < size
+        more = byte != self._byte and byte < size
         self._byte = byte
         if self._history is not None:
             self.read_share = byte / size if size and more else 1.0
@@ -119,145 +122,74 @@ class LogReader:
             self.view.lose()
 
 
-# Sends one message to many viewers: written once, queued for each, and a viewer that falls behind is let go.
+class _Mark(NamedTuple):
+    """How far an update went: what came later is what changed since."""
 
-VIEWERS = 100
-BEHIND = 16  # messages; at two a second a viewer that lags eight seconds behind is better served by connecting again
+    view: RunView
+    entry: int
+    recent_s: float
+    whole_s: float
+    width_s: float
 
-
-def message(kind: str, number: int, content: Mapping[str, Any]) -> bytes:
-    """A server-sent event; JSON has no line breaks of its own, so that one ``data`` line is enough."""
-    try:
-        text = json.dumps(content, separators=(",", ":"), allow_nan=False)
-    except ValueError:  # NaN is no JSON; rare enough to look for it only then
-        text = json.dumps(to_json(content), separators=(",", ":"))
-    return f"event: {kind}\nid: {number}\ndata: {text}\n\n".encode()
-
-
-class Viewer:
-    """One open page: messages wait here until its connection takes them."""
-
-    def __init__(self) -> None:
-        self._waiting: asyncio.Queue[bytes | None] = asyncio.Queue(BEHIND)
-        self.gone = False
-
-    def offer(self, text: bytes) -> bool:
-        """Queue a message; ``False`` where the viewer is too far behind."""
-        if self.gone or self._waiting.full():
-            return False
-        self._waiting.put_nowait(text)
-        return True
-
-    def drop(self) -> None:
-        """Let go: what waits is forgotten, and the connection is to be closed."""
-        self.gone = True
-        while not self._waiting.empty():
-            self._waiting.get_nowait()
-        self._waiting.put_nowait(None)
-
-    async def next(self) -> bytes | None:
-        """The next message; ``None`` once the viewer was dropped."""
-        return None if self.gone else await self._waiting.get()
-
-
-class Hub:
-    """All viewers; lives in the server's event loop."""
-
-    def __init__(self, most: int = VIEWERS) -> None:
-        self._viewers: set[Viewer] = set()
-        self._most = most
-        self._closed = False
-
-    def __len__(self) -> int:
-        return len(self._viewers)
-
-    def join(self) -> Viewer | None:
-        """A new viewer; ``None`` where there are as many as are served."""
-        if self._closed or len(self._viewers) >= self._most:
-            return None
-        viewer = Viewer()
-        self._viewers.add(viewer)
-        return viewer
-
-    def leave(self, viewer: Viewer) -> None:
-        """Forget a viewer."""
-        self._viewers.discard(viewer)
-
-    def send(self, text: bytes) -> None:
-        """To everybody; never waits for anybody."""
-        for viewer in [viewer for viewer in self._viewers if not viewer.offer(text)]:
-            viewer.drop()
-            self._viewers.discard(viewer)
-
-    def close(self) -> None:
-        """Let everybody go, so that the server can end."""
-        self._closed = True
-        for viewer in self._viewers:
-            viewer.drop()
-        self._viewers.clear()
-
-
-UPDATE_S = 0.5
-HEARTBEAT_S = 5.0  # also finds connections whose other end is gone
+    @classmethod
+    def of(cls, view: RunView) -> _Mark:
+        return cls(view, view.entry_count, *view.trace.newest_s(), view.trace.width_s)
 
 
 class Feed:
-    """Keeps the reader reading and the hub's viewers up to date."""
+    """Keeps the reader reading, counts its updates, and answers what changed since any of the last ones."""
 
-    def __init__(self, reader: LogReader, hub: Hub) -> None:
+    def __init__(self, reader: LogReader) -> None:
         self.reader = reader
-        self.hub = hub
-        self.number = 0
-        self._sent_view: RunView | None = None
-        self._sent_entry = 0
-        self._sent_recent_s = self._sent_whole_s = -math.inf
-        self._sent_width_s = 1.0
-        self._sent_at_s = -math.inf
-        self._snapshot: bytes | None = None
+        self.number = 1
+        self._marks = {self.number: _Mark.of(reader.view)}
+        self._answers: dict[int, bytes] = {}  # of this update: fifty pages that ask cost one answer
+        self._updated_at_s = -math.inf
 
     async def run(self) -> None:
         """Follow the log until cancelled."""
         self.reader.open()
+        self.update()
         while True:
             began_s = time.monotonic()
-            before = self._mark()
+            before = self._state()
             more = True
             while more and time.monotonic() - began_s < UPDATE_S:
                 more = self.reader.advance()
                 await asyncio.sleep(0)  # pages and budgets are served between the pieces
-            if self._mark() != before or time.monotonic() - self._sent_at_s >= HEARTBEAT_S:
-                self.publish()
+            if self._state() != before or time.monotonic() - self._updated_at_s >= HEARTBEAT_S:
+                self.update()
             if not more:
                 await asyncio.sleep(max(0.0, began_s + UPDATE_S - time.monotonic()))
 
-    def publish(self) -> None:
-        """Send what changed since the last time; everything where another view took its place."""
+    def update(self) -> None:
+        """There is something new to tell."""
         self.number += 1
-        self._snapshot = None
-        view = self.reader.view
-        if view is not self._sent_view:
-            self._sent_view = view
-            self.hub.send(self.snapshot())
-        elif len(self.hub):
-            self.hub.send(message("update", self.number, self._changes(view)))
-        trace = view.trace
-        self._sent_entry = view.entry_count
-        self._sent_recent_s, self._sent_whole_s = trace.newest_s()
-        self._sent_width_s = trace.width_s
-        self._sent_at_s = time.monotonic()
+        self._marks[self.number] = _Mark.of(self.reader.view)
+        self._marks.pop(self.number - _KEEP_MARKS, None)
+        self._answers.clear()
+        self._updated_at_s = time.monotonic()
 
-    def snapshot(self) -> bytes:
-        """All that a page needs to begin with, or to go on after its connection broke; written once an update."""
-        if self._snapshot is None:
-            view = self.reader.view
+    def changes(self, since: int) -> bytes | None:
+        """JSON of what changed since an update, everything where too much did; ``None`` where nothing did."""
+        if since == self.number:
+            return None
+        mark, view = self._marks.get(since), self.reader.view
+        if mark is None or mark.view is not view:
+            since, mark = 0, _Mark(view, 0, -math.inf, -math.inf, view.trace.width_s)
+        if since not in self._answers:
+            trace = view.trace
             content = {
+                "number": self.number,
+                "everything": since == 0,
                 "facts": self.facts(),
-                "recent": view.trace.recent(),
-                "whole": {"width_s": view.trace.width_s, "rows": view.trace.whole()},
-                "entries": list(view.entries),
+                "recent": trace.recent(mark.recent_s),
+                "width_s": trace.width_s,
+                "whole": trace.whole(mark.whole_s if mark.width_s == trace.width_s else -math.inf),
+                "entries": [entry for entry in view.entries if entry["number"] > mark.entry],
             }
-            self._snapshot = message("snapshot", self.number, content)
-        return self._snapshot
+            self._answers[since] = json.dumps(to_json(content), separators=(",", ":")).encode()
+        return self._answers[since]
 
     def facts(self) -> dict[str, Any]:
         """What the page's figures show."""
@@ -268,27 +200,8 @@ class Feed:
             "log_error": reader.error,
         }
 
-    def _changes(self, view: RunView) -> dict[str, Any]:
-        trace = view.trace
-        wider = trace.width_s != self._sent_width_s
-        whole = trace.whole(-math.inf if wider else self._sent_whole_s)
-        return {
-            "facts": self.facts(),
-            "recent": trace.recent(self._sent_recent_s),
-            "whole": {"width_s": trace.width_s, "rows": whole},
-            "entries": [entry for entry in view.entries if entry["number"] > self._sent_entry],
-        }
-
-    def _mark(self) -> tuple[object, ...]:
-        """Changes whenever there is something to send."""
+    def _state(self) -> tuple[object, ...]:
+        """Changes whenever there is something to tell."""
         view, reader = self.reader.view, self.reader
-        facts = view.facts
-        return (
-            id(view),
-            facts["at_s"],
-            facts["phase"],
-            view.entry_count,
-            facts["asked"],
-            reader.read_share,
-            reader.error,
-        )
+        told = (view.facts["at_s"], view.facts["phase"], view.facts["asked"], view.entry_count)
+        return id(view), *told, reader.read_share, reader.error

@@ -14,27 +14,27 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qs
 
 import uvicorn
+from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily
+from prometheus_client.registry import Collector
 from starlette.applications import Starlette
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
-from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from underwatt.errors import InputError
-from underwatt.live.feed import Feed, Hub, LogReader
-from underwatt.live.metrics import CONTENT_TYPE, metrics_text
+from underwatt.live.feed import Feed, LogReader
+from underwatt.live.view import STATES
 from underwatt.runlog.inbox import post_budget
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
+    from prometheus_client.core import Metric
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-    from underwatt.live.feed import Viewer
-
-
-# Who may see the page: the token, this machine's own host names, and no other site's scripts.
 
 HEADERS = {
     "Content-Security-Policy": (
@@ -51,7 +51,10 @@ HEADERS = {
 
 
 class Guard:
-    """Lets a request through to the page, or answers it with the reason why not."""
+    """Who may see the page: who has the token, by this machine's own host names, and no other site's scripts.
+
+    Lets a request through to the page, or answers it with the reason why not.
+    """
 
     def __init__(self, app: ASGIApp, *, token: str, port: int) -> None:
         self._app = app
@@ -133,8 +136,6 @@ def _cookie(headers: Headers, name: str) -> str:
     return found.value if found else ""
 
 
-# What the server answers: the page and its assets, the stream of updates, a new budget, and the metrics.
-
 LONGEST_REQUEST = 1024
 LONGEST_WAIT_S = 10.0
 _TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
@@ -148,7 +149,7 @@ def make_app(feed: Feed, folder: Path) -> Starlette:
         routes=[
             Route("/", pages.index),
             Route("/assets/{name}", pages.asset),
-            Route("/events", pages.events),
+            Route("/state", pages.state),
             Route("/budget", pages.budget, methods=["POST"]),
             Route("/metrics", pages.metrics),
         ]
@@ -173,12 +174,10 @@ class _Pages:
     async def asset(self, request: Request) -> Response:
         return self._asset(request.path_params["name"])
 
-    async def events(self, request: Request) -> Response:
-        del request
-        viewer = self._feed.hub.join()
-        if viewer is None:
-            return PlainTextResponse("Too many viewers; try again in a while.\n", 503, {"Retry-After": "10"})
-        return _Stream(self._feed, viewer)
+    async def state(self, request: Request) -> Response:
+        since = request.query_params.get("since", "0")
+        found = self._feed.changes(int(since) if since.isdecimal() and len(since) < 16 else 0)
+        return Response(status_code=204) if found is None else Response(found, media_type="application/json")
 
     async def budget(self, request: Request) -> Response:
         try:
@@ -204,53 +203,18 @@ class _Pages:
         except InputError as exc:
             return _refused(400, exc.message, exc.hint)
         view.ask(text)
-        self._feed.publish()
+        self._feed.update()
         return JSONResponse({"asked": text}, 202)
 
     async def metrics(self, request: Request) -> Response:
         del request
-        return Response(metrics_text(self._feed.facts), headers={"Content-Type": CONTENT_TYPE})
+        return Response(metrics_text(self._feed.facts), headers={"Content-Type": CONTENT_TYPE_LATEST})
 
     def _asset(self, name: str) -> Response:
         found = self._assets.get(name)
         if found is None:
             return PlainTextResponse("There is no such page.\n", 404)
         return Response(found, media_type=_TYPES[name[name.rindex(".") :]])
-
-
-class _Stream(Response):
-    """Server-sent events until the viewer leaves or is let go."""
-
-    def __init__(self, feed: Feed, viewer: Viewer) -> None:
-        super().__init__(media_type="text/event-stream")
-        del self.headers["content-length"]  # nobody knows
-        self._feed = feed
-        self._viewer = viewer
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send everything there is, then every update."""
-        del scope
-        listening = asyncio.create_task(self._until_disconnected(receive))
-        try:
-            await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
-            await _send_part(send, b"retry: 2000\n\n" + self._feed.snapshot())
-            while (text := await self._viewer.next()) is not None:
-                await _send_part(send, text)
-            await send({"type": "http.response.body", "body": b"", "more_body": False})
-        finally:
-            self._feed.hub.leave(self._viewer)
-            listening.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await listening
-
-    async def _until_disconnected(self, receive: Receive) -> None:
-        while (await receive())["type"] != "http.disconnect":
-            pass
-        self._viewer.drop()
-
-
-async def _send_part(send: Send, text: bytes) -> None:
-    await send({"type": "http.response.body", "body": text, "more_body": True})
 
 
 async def _short_body(request: Request) -> bytes | None:
@@ -272,71 +236,66 @@ def _refused(status: int, error: str, hint: str) -> Response:
     return JSONResponse(content, status)
 
 
+_GAUGES = {
+    "power_w": ("underwatt_power_watts", "Mean power over the last second."),
+    "budget_w": ("underwatt_budget_watts", "Power that the budget allows now."),
+    "step_s": ("underwatt_step_seconds", "Time of a training step."),
+    "batch_size": ("underwatt_batch_size", "Samples in a step."),
+    "time_left_s": ("underwatt_time_left_seconds", "Time until the target is expected to be reached."),
+    "score": ("underwatt_score", "Newest score of the model."),
+    "target": ("underwatt_target_score", "Score at which the training is done."),
+}
+_COUNTERS = {
+    "energy_j": ("underwatt_energy_joules", "Energy used by the run."),
+    "samples": ("underwatt_samples", "Samples trained on."),
+    "steps": ("underwatt_steps", "Steps trained."),
+    "over_s": ("underwatt_over_budget_seconds", "Seconds in which mean power exceeded the budget by over 2%."),
+    "at_s": ("underwatt_run_seconds", "Time since the run began, by the device's clock."),
+}
+_PHASES = ("waiting", "running", "ended", "gone")
+
+
+class _Figures(Collector):
+    def __init__(self, facts: Callable[[], dict[str, Any]]) -> None:
+        self._facts = facts
+
+    def describe(self) -> list[Metric]:
+        """Nothing before the first scrape: figures that a run does not have are left out."""
+        return []
+
+    def collect(self) -> Iterator[Metric]:
+        """Every figure that is known."""
+        facts = self._facts()
+        for field, (name, words) in _GAUGES.items():
+            if facts.get(field) is not None:
+                yield GaugeMetricFamily(name, words, value=facts[field])
+        for field, (name, words) in _COUNTERS.items():
+            if facts.get(field) is not None:
+                yield CounterMetricFamily(name, words, value=facts[field])
+        yield _one_of("underwatt_state", "What the controller does.", "state", STATES, facts.get("state"))
+        yield _one_of("underwatt_phase", "Whether the run goes on.", "phase", _PHASES, facts["phase"])
+        if "job" in facts:
+            labels = {name: str(facts[name]) for name in ("job", "device", "workload")}
+            labels["simulated"] = "true" if facts["simulated"] else "false"
+            yield InfoMetricFamily("underwatt_run", "Which run this is.", value=labels)
+
+
+def metrics_text(facts: Callable[[], dict[str, Any]]) -> bytes:
+    """All figures in the Prometheus text format."""
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(_Figures(facts))
+    return generate_latest(registry)
+
+
+def _one_of(name: str, words: str, label: str, values: tuple[str, ...], now: str | None) -> Metric:
+    family = GaugeMetricFamily(name, words, labels=[label])
+    for value in values:
+        family.add_metric([value], float(value == now))
+    return family
+
+
 HOST = "127.0.0.1"
-STUCK_S = 10.0  # a client that takes nothing, or asks for nothing, for this long is cut off
 CONNECTIONS = 256
-_KERNEL_BUFFER = 1 << 16  # what the kernel may hold for a client that does not read
-
-
-class _Connection(H11Protocol):
-    """A connection that is cut off when its other end stops reading, or never asks: neither may hold memory.
-
-    Two clocks: who keeps sending still has to read, and who begins another request has to end it.
-    """
-
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        super().connection_made(transport)
-        self._asking, self._reading = (_Patience(self.loop, transport) for _ in range(2))
-        self._asking.start()
-
-    def data_received(self, data: bytes) -> None:
-        super().data_received(data)
-        if self.cycle is None or self.cycle.response_complete:  # a request has begun, and is not whole yet
-            self._asking.start()
-        else:
-            self._asking.stop()
-
-    def pause_writing(self) -> None:
-        super().pause_writing()
-        self._reading.start()
-
-    def resume_writing(self) -> None:
-        super().resume_writing()
-        self._reading.stop()
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        self._asking.stop()
-        self._reading.stop()
-        super().connection_lost(exc)
-
-
-class _Patience:
-    """Aborts a connection unless it is stopped in time; starting it again gives no more time."""
-
-    def __init__(self, loop: asyncio.AbstractEventLoop, transport: asyncio.Transport) -> None:
-        self._loop, self._transport = loop, transport
-        self._end: asyncio.TimerHandle | None = None
-
-    def start(self) -> None:
-        if self._end is None:
-            self._end = self._loop.call_later(STUCK_S, self._transport.abort)
-
-    def stop(self) -> None:
-        if self._end is not None:
-            self._end.cancel()
-            self._end = None
-
-
-class _Server(uvicorn.Server):
-    """Lets the viewers go when it is asked to end: their streams have no end of their own."""
-
-    def __init__(self, config: uvicorn.Config, hub: Hub) -> None:
-        super().__init__(config)
-        self._hub = hub
-
-    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        self._hub.close()
-        await super().shutdown(sockets)
 
 
 class LiveServer:
@@ -347,12 +306,12 @@ class LiveServer:
         self.token = secrets.token_urlsafe(32)
         self._socket = _listen(port)
         self.port = int(self._socket.getsockname()[1])
-        self.feed = Feed(LogReader(folder / "log.jsonl"), Hub())
+        self.feed = Feed(LogReader(folder / "log.jsonl"))
         app: Any = Guard(make_app(self.feed, folder), token=self.token, port=self.port)
-        self._server = _Server(
+        self._server = uvicorn.Server(
             uvicorn.Config(
                 app,
-                http=_Connection,
+                http="h11",
                 ws="none",
                 lifespan="off",
                 access_log=False,  # it would show the token
@@ -361,8 +320,7 @@ class LiveServer:
                 limit_concurrency=CONNECTIONS,
                 timeout_keep_alive=5,
                 timeout_graceful_shutdown=2,
-            ),
-            self.feed.hub,
+            )
         )
 
     @property
@@ -392,7 +350,6 @@ class LiveServer:
 def _listen(port: int) -> socket.socket:
     listening = socket.socket()
     listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    listening.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _KERNEL_BUFFER)  # connections inherit it
     try:
         listening.bind((HOST, port))
         listening.listen(CONNECTIONS)  # the address is printed before the server is up: who is quick waits

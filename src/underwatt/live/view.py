@@ -9,98 +9,72 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from underwatt.budget import parse_budget
 from underwatt.errors import InputError
-from underwatt.records import Status
-from underwatt.reports.sources import OUTCOMES, setting_of
+from underwatt.events import (
+    BudgetChanged,
+    Ended,
+    Measured,
+    Noted,
+    Planned,
+    Progressed,
+    Readings,
+    Resumed,
+    Scored,
+    SettingChanged,
+    Started,
+)
+from underwatt.records import Status, to_json
+from underwatt.reports.sources import OUTCOMES
 from underwatt.reports.words import allowed
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
-    Event = Mapping[str, Any]
     from collections.abc import Sequence
 
+    from underwatt.events import Event
+    from underwatt.records import Measurement, Setting
+
     Row = list[float | None]
-    from collections.abc import Mapping
-
-
-# One line of the page's log for each event that a person wants to know of.
 
 _BUDGETS = {"start": "Budget: {}.", "schedule": "Budget by the schedule: {}.", "changed": "Budget changed: {}."}
 
 
-def entry_of(event: Event) -> dict[str, Any] | None:
-    """Time, kind, level and words of an event; ``None`` for what only charts and figures show."""
-    words = _WORDS.get(event["kind"])
-    if words is None:
-        return None
-    return {"at_s": event["at_s"], "kind": event["kind"], "level": _level(event), "text": words(event)}
+def words_of(event: Event) -> str | None:
+    """A line of the page's log; ``None`` for what only charts and figures show."""
+    match event:
+        case Started():
+            return f"{event.job} on {event.device.name} began, with a budget of {event.budget}."
+        case Resumed():
+            return "The run goes on from its checkpoint."
+        case BudgetChanged():
+            return _BUDGETS.get(event.why, "Budget: {}.").format(allowed(event))
+        case SettingChanged():
+            return f"{event.state.capitalize()}: {event.setting}{f' – {event.why}' if event.why else ''}"
+        case Measured():
+            return f"Measured {event.measurement.setting}: {_found(event.measurement)}"
+        case Planned():
+            return f"Chose {event.chosen}. {event.reason}".rstrip()
+        case Scored():
+            aim = "" if event.target is None else f" of {event.target:g}"
+            return f"Score {event.value:.4g}{aim} after {event.samples:,} samples."
+        case Noted():
+            return event.text
+        case Ended():
+            put_back = "the device is as it was before" if event.restored else "the device was NOT put back"
+            return f"{_ended(event)}; {put_back}.{f' {event.error}' if event.error else ''}"
+    return None
 
 
-def ended(event: Event) -> str:
-    """How a run ended, in words."""
-    return f"The run {OUTCOMES.get(event['outcome'], 'ended')}"
+def _found(measurement: Measurement) -> str:
+    if not measurement.usable:
+        return f"{measurement.status.value.replace('_', ' ')}{': ' if measurement.note else ''}{measurement.note}"
+    slowed = ", slowed down by the device" if measurement.status is Status.THROTTLED else ""
+    step_s = measurement.step_s
+    took = f"{step_s:.3g} s" if step_s >= 1 else f"{1e3 * step_s:.3g} ms"
+    return f"{took} a step, {measurement.power_w:.2f} W{slowed}"
 
 
-def _level(event: Event) -> str:
-    if event["kind"] == "note":
-        return str(event["level"])
-    return "warning" if event.get("outcome") == "failed" else "info"
+def _ended(event: Ended) -> str:
+    return f"The run {OUTCOMES.get(event.outcome, 'ended')}"
 
-
-def _start(event: Event) -> str:
-    return f"{event['job']} on {event['device']['name']} began, with a budget of {event['budget']}."
-
-
-def _budget(event: Event) -> str:
-    return _BUDGETS.get(event["why"], "Budget: {}.").format(allowed(event))
-
-
-def _setting(event: Event) -> str:
-    why = f" – {event['why']}" if event.get("why") else ""
-    return f"{str(event['state']).capitalize()}: {setting_of(event['setting'])}{why}"
-
-
-def _measured(event: Event) -> str:
-    found = event["measurement"]
-    setting = setting_of(found["setting"])
-    if Status(found["status"]) in (Status.OK, Status.THROTTLED):
-        slowed = ", slowed down by the device" if found["status"] == Status.THROTTLED.value else ""
-        step_s = found["step_s"]
-        took = f"{step_s:.3g} s" if step_s >= 1 else f"{1e3 * step_s:.3g} ms"
-        return f"Measured {setting}: {took} a step, {found['power_w']:.2f} W{slowed}"
-    said = found["status"].replace("_", " ")
-    return f"Measured {setting}: {said}{': ' if found.get('note') else ''}{found.get('note', '')}"
-
-
-def _plan(event: Event) -> str:
-    return f"Chose {setting_of(event['chosen'])}. {event['reason']}".rstrip()
-
-
-def _score(event: Event) -> str:
-    aim = "" if event.get("target") is None else f" of {event['target']:g}"
-    return f"Score {event['value']:.4g}{aim} after {event['samples']:,} samples."
-
-
-def _end(event: Event) -> str:
-    put_back = "the device is as it was before" if event["restored"] else "the device was NOT put back"
-    error = f" {event['error']}" if event.get("error") else ""
-    return f"{ended(event)}; {put_back}.{error}"
-
-
-_WORDS: dict[str, Callable[[Event], str]] = {
-    "start": _start,
-    "resume": lambda _event: "The run goes on from its checkpoint.",
-    "budget": _budget,
-    "setting": _setting,
-    "measured": _measured,
-    "plan": _plan,
-    "score": _score,
-    "note": lambda event: str(event["text"]),
-    "end": _end,
-}
-
-
-# Power over time in a size that does not grow: the last minutes second by second, the whole run in ever wider bins.
 
 RECENT_S = 300
 WHOLE_BINS = 720
@@ -136,8 +110,8 @@ class Bin(NamedTuple):
         return [self.at_s, round(self.low_w, 3), round(self.mean_w, 3), round(self.high_w, 3), budget_w]
 
 
-class PowerTrace:
-    """Folds power readings and budgets into what a chart needs; 24 hours or a month take the same memory."""
+class FoldedPower:
+    """Power over time in a size that does not grow: the last minutes by the second, all of it in ever wider bins."""
 
     def __init__(self) -> None:
         self.over_s = 0.0
@@ -156,19 +130,18 @@ class PowerTrace:
         if len(self._budget_w) > 2 * _KEEP_BUDGETS:  # readings come within seconds, so that old ones are not asked for
             del self._budget_at_s[:_KEEP_BUDGETS], self._budget_w[:_KEEP_BUDGETS]
 
-    def add(self, at_s: Sequence[float], power_w: Sequence[float | None]) -> None:
-        """Take in readings in the order in which they were made; ``None`` is one that failed."""
-        if None in power_w:
-            made = [(at, watts) for at, watts in zip(at_s, power_w, strict=True) if watts is not None]
+    def add(self, at_s: Sequence[float], power_w: Sequence[float]) -> None:
+        """Take in readings in the order in which they were made; NaN is one that failed."""
+        if not all(map(math.isfinite, power_w)):
+            made = [(at, watts) for at, watts in zip(at_s, power_w, strict=True) if math.isfinite(watts)]
             at_s, power_w = [at for at, _ in made], [watts for _, watts in made]
-        read_w: Sequence[float] = power_w  # type: ignore[assignment]
         begin = 0
         while begin < len(at_s):
             second = math.floor(at_s[begin])
             # A line of the log is about one second: most often the rest of it is one bin.
             end = len(at_s) if at_s[-1] < second + 1 else bisect_right(at_s, second + 1 - 1e-9, begin)
             end = max(end, begin + 1)
-            self._take(self._bin(second, read_w[begin:end]))
+            self._take(self._bin(second, power_w[begin:end]))
             begin = end
 
     def latest(self) -> Bin | None:
@@ -246,32 +219,28 @@ class RunView:
     """The newest of everything, the log for people, and power over time."""
 
     def __init__(self) -> None:
-        self.trace = PowerTrace()
+        self.trace = FoldedPower()
         self.facts: dict[str, Any] = {"phase": "waiting", "at_s": 0.0, "measured": 0, "asked": None}
         self.entries: deque[dict[str, Any]] = deque(maxlen=ENTRIES)
         self.entry_count = 0
         self.unreadable = 0  # lines of a kind that is known, and of a shape that is not
 
-    def apply(self, event: Event) -> None:
-        """Take in one line of the log; a kind that is not known is left out."""
-        kind = event["kind"]
-        try:
-            if kind == "power":
-                self.trace.add(event["at_s"], event["power_w"])
-                if event["at_s"]:
-                    self._pass_time(event["at_s"][-1])
-                return
-            entry = entry_of(event)
-            self._pass_time(event["at_s"])
-            fold = getattr(self, f"_on_{kind}", None)
-            if fold is not None:
-                fold(event)
-        except (KeyError, TypeError, ValueError, AttributeError, InputError):
+    def apply(self, event: Event | Readings | InputError) -> None:
+        """Take in one line of the log; one that makes no sense is counted."""
+        if isinstance(event, InputError):
             self.unreadable += 1
-            return
-        if entry is not None:
-            self.entry_count += 1
-            self.entries.append({"number": self.entry_count, **entry})
+        elif isinstance(event, Readings):
+            self.trace.add(event.at_s, event.power_w)
+            self._pass_time(max(event.at_s, default=0.0))
+        else:
+            self._pass_time(event.at_s)
+            self._fold(event)
+            if (text := words_of(event)) is not None:
+                level = "warning" if isinstance(event, Ended) and event.outcome == "failed" else "info"
+                level = event.level if isinstance(event, Noted) else level
+                self.entry_count += 1
+                entry = {"at_s": event.at_s, "kind": event.kind, "level": level, "text": text}
+                self.entries.append({"number": self.entry_count, **entry})
 
     def ask(self, budget: str) -> None:
         """Remember a budget that was asked for until the run says what holds."""
@@ -296,78 +265,76 @@ class RunView:
             self.facts["phase"] = "gone"
 
     def _pass_time(self, at_s: float) -> None:
-        self.facts["at_s"] = max(self.facts["at_s"], float(at_s))
+        self.facts["at_s"] = max(self.facts["at_s"], at_s)
 
-    def _on_start(self, event: Event) -> None:
+    def _fold(self, event: Event) -> None:
+        facts = self.facts
+        match event:
+            case Started():
+                self._start(event)
+            case Resumed():
+                facts |= {"phase": "running", "pid": event.pid, "end": None, "time_left_s": None, "warning": None}
+            case BudgetChanged():
+                self._change_budget(event)
+            case SettingChanged():
+                facts |= {"state": event.state, "why": event.why, "setting": _shown_setting(event.setting)}
+            case Measured():
+                facts["measured"] += 1
+            case Planned():
+                facts["reason"] = event.reason
+            case Progressed():
+                facts |= {name: to_json(getattr(event, name)) for name in _CARRIED}
+                facts |= {"phase": "running", "state": event.state}
+            case Scored():
+                facts |= {"score": to_json(event.value), "target": event.target}
+            case Noted(level="warning"):
+                facts["warning"] = {"text": event.text, "at_s": event.at_s}
+            case Ended():
+                self._end(event)
+
+    def _start(self, event: Started) -> None:
         self.facts |= {
             "phase": "running",
-            "job": event["job"],
-            "device": event["device"]["name"],
-            "simulated": bool(event["simulated"]),
-            "workload": event["workload"]["name"],
-            "started_at": event["started_at"],
-            "budget_text": event["budget"],
-            "goal": event.get("goal"),
-            "target": event.get("target"),
-            "pid": event.get("pid"),
+            "job": event.job,
+            "device": event.device.name,
+            "simulated": event.simulated,
+            "workload": event.workload.name,
+            "started_at": event.started_at,
+            "budget_text": event.budget,
+            "goal": event.goal,
+            "target": event.target,
+            "pid": event.pid,
             "state": "searching",
         }
 
-    def _on_resume(self, event: Event) -> None:
-        self.facts |= {"phase": "running", "pid": event.get("pid"), "end": None, "time_left_s": None, "warning": None}
-
-    def _on_budget(self, event: Event) -> None:
-        self.trace.add_budget(event["at_s"], event["power_w"])
-        self.facts["budget_w"] = event["power_w"]
+    def _change_budget(self, event: BudgetChanged) -> None:
+        self.trace.add_budget(event.at_s, event.power_w)
+        self.facts["budget_w"] = event.power_w
         self.facts["budget_means"] = _means(event)
         warning = self.facts.get("warning")
-        if warning is not None and event["at_s"] > warning["at_s"]:
+        if warning is not None and event.at_s > warning["at_s"]:
             self.facts["warning"] = None  # what was warned of may be over, and would be said again
-        if event["why"] == "changed":
+        if event.why == "changed":
             self.facts["asked"] = None
 
-    def _on_setting(self, event: Event) -> None:
-        setting = setting_of(event["setting"])
-        self.facts |= {
-            "state": event["state"],
-            "why": event.get("why"),
-            "setting": {
-                "batch_size": setting.batch_size,
-                "knobs": [
-                    {"name": _KNOBS[name], "value": value, "unit": _UNITS[name]}
-                    for name, value in setting.mode.knobs().items()
-                ],
-            },
-        }
-
-    def _on_measured(self, event: Event) -> None:
-        del event
-        self.facts["measured"] += 1
-
-    def _on_plan(self, event: Event) -> None:
-        self.facts["reason"] = event["reason"]
-
-    def _on_progress(self, event: Event) -> None:
-        self.facts |= {name: event[name] for name in _CARRIED if name in event}
-        self.facts |= {"phase": "running", "state": event["state"]}
-
-    def _on_score(self, event: Event) -> None:
-        self.facts |= {"score": event["value"], "target": event.get("target", self.facts.get("target"))}
-
-    def _on_note(self, event: Event) -> None:
-        if event["level"] == "warning":
-            self.facts["warning"] = {"text": event["text"], "at_s": event["at_s"]}
-
-    def _on_end(self, event: Event) -> None:
-        self.facts |= {name: event[name] for name in ("energy_j", "samples", "steps") if event.get(name) is not None}
-        if event.get("score") is not None:
-            self.facts["score"] = event["score"]
-        end = {name: event.get(name) for name in ("outcome", "restored", "error")}
-        self.facts |= {"phase": "ended", "end": end | {"words": ended(event)}, "time_left_s": None, "asked": None}
+    def _end(self, event: Ended) -> None:
+        self.facts |= {"samples": event.samples, "steps": event.steps}
+        for name in ("energy_j", "score"):
+            if (value := to_json(getattr(event, name))) is not None:
+                self.facts[name] = value
+        end = {"outcome": event.outcome, "restored": event.restored, "error": event.error, "words": _ended(event)}
+        self.facts |= {"phase": "ended", "end": end, "time_left_s": None, "asked": None}
 
 
-def _means(event: Event) -> str:
+def _shown_setting(setting: Setting) -> dict[str, Any]:
+    knobs = [
+        {"name": _KNOBS[name], "value": value, "unit": _UNITS[name]} for name, value in setting.mode.knobs().items()
+    ]
+    return {"batch_size": setting.batch_size, "knobs": knobs}
+
+
+def _means(event: BudgetChanged) -> str:
     """What the watts of a budget bound, where it is not simply their mean."""
-    if event.get("watts") == "peak":
+    if event.watts == "peak":
         return "for peaks"
-    return f"as mean over {event['window_s']:g} s" if event.get("window_s") else ""
+    return f"as mean over {event.window_s:g} s" if event.window_s else ""

@@ -11,6 +11,7 @@ import numpy as np
 from underwatt import __version__
 from underwatt.convergence.curve import fit_convergence, targets_of
 from underwatt.errors import UnderwattError
+from underwatt.events import Planned as PlannedEvent
 from underwatt.predict.base import Z90
 from underwatt.reports.figures import Checked, Convergence, Decision, Measurements, Missing, Parity, Report, Title
 from underwatt.reports.plan_figures import (
@@ -22,7 +23,6 @@ from underwatt.reports.plan_figures import (
     measured_message,
 )
 from underwatt.reports.run_figures import energy_figures, happened, trace_figure
-from underwatt.reports.sources import setting_of
 from underwatt.reports.words import figures
 from underwatt.rivals.validate import hold_back, judge
 
@@ -154,7 +154,7 @@ def build_report(
     curve = _curve(convergence, target, missing)
     planned = _planned(profile, candidates, budget, curve, record, references, stock_modes, missing)
     report = Report(
-        title=_title(profile, budget, None if record is None else record.start["target"], made_at),
+        title=_title(profile, budget, None if record is None else record.start.target, made_at),
         decision=None,
         happened="" if record is None else happened(record),
         front=None,
@@ -243,7 +243,7 @@ def _planned(
         missing.append(Missing(section, "No budget was given.", "underwatt report --budget 10W"))
         return None
     decided = None if record is None else decided_by(record, budget)
-    idle_w = None if record is None else record.start.get("idle_w")
+    idle_w = None if record is None else record.start.idle_w
     try:
         return make_plan(
             profile,
@@ -264,10 +264,10 @@ def decided_by(record: RunRecord, budget: Budget) -> tuple[Setting, str] | None:
     """What a run chose last under this budget, and why."""
     plans = [
         plan
-        for plan in record.of("plan")
-        if budget.power_w is None or float(record.budget_at([plan["at_s"]])[0]) == budget.power_w
+        for plan in record.of(PlannedEvent)
+        if budget.power_w is None or float(record.budget_at(plan.at_s)) == budget.power_w
     ]
-    return (setting_of(plans[-1]["chosen"]), str(plans[-1]["reason"])) if plans else None
+    return (plans[-1].chosen, plans[-1].reason) if plans else None
 
 
 def _measurements(profile: Profile) -> Measurements | None:
@@ -308,7 +308,7 @@ def _assumptions(
             f"{profile.device.name} is simulated: its times, watts and joules come from a model of the board, "
             "not from hardware."
         )
-    if record is not None and record.start["simulated"]:
+    if record is not None and record.start.simulated:
         found.append("The run's seconds are simulated seconds.")
     if planned is not None:
         chosen = (

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from underwatt.events import BudgetChanged, Ended, Noted, Resumed, SettingChanged
 from underwatt.measure.steady import SENSOR_LAG_S
 from underwatt.reports.figures import Change, EnergyOverTime, EnergySpent, PowerTrace, Share
-from underwatt.reports.sources import OUTCOMES, setting_of
+from underwatt.reports.sources import OUTCOMES
 from underwatt.reports.words import (
     allowed,
     bound,
@@ -106,7 +107,7 @@ def trace_figure(record: RunRecord) -> PowerTrace | None:
     energy_over_j = float(record.energy_over_j())
     shown_over = rows[over[rows]]
     return PowerTrace(
-        simulated=bool(record.start["simulated"]),
+        simulated=record.start.simulated,
         at_s=_plain(at_s[rows]),
         power_w=_plain(power_w[rows]),
         readings=len(at_s),
@@ -167,25 +168,25 @@ def _trace_message(
 def spent(record: RunRecord) -> tuple[float, float]:
     """Joules and seconds of a whole run, as its end tells them; of one that has not ended, by its readings."""
     end = record.end
-    if end is not None and end.get("energy_j") is not None:
-        return float(end["energy_j"]), float(end["at_s"])
+    if end is not None and math.isfinite(end.energy_j):
+        return end.energy_j, end.at_s
     return record.energy_j(), float(record.span_s().sum())
 
 
 def _changes(record: RunRecord) -> tuple[Change, ...]:
     found = []
     for event in record.events:
-        kind, at_s = event["kind"], float(event["at_s"])
-        if kind == "budget":
-            found.append(Change(at_s, kind, f"{allowed(event)} ({event['why']})"))
-        elif kind == "setting":
-            found.append(Change(at_s, event["state"], f"{setting_of(event['setting'])}: {event['why']}"))
-        elif kind == "note":
-            found.append(Change(at_s, event["level"], event["text"]))
-        elif kind == "resume":
-            found.append(Change(at_s, kind, "the run went on after a stop"))
-        elif kind == "end":
-            found.append(Change(at_s, kind, event["outcome"]))
+        match event:
+            case BudgetChanged():
+                found.append(Change(event.at_s, event.kind, f"{allowed(event)} ({event.why})"))
+            case SettingChanged():
+                found.append(Change(event.at_s, event.state, f"{event.setting}: {event.why}"))
+            case Noted():
+                found.append(Change(event.at_s, event.level, event.text))
+            case Resumed():
+                found.append(Change(event.at_s, event.kind, "the run went on after a stop"))
+            case Ended():
+                found.append(Change(event.at_s, event.kind, event.outcome))
     return tuple(found)
 
 
@@ -201,7 +202,7 @@ def energy_figures(
         return None
     total_j = np.cumsum(power_w * span_s)
     rows = np.unique(np.linspace(0, len(at_s) - 1, MOST_ENERGY_POINTS).round().astype(int))
-    simulated = bool(record.start["simulated"])
+    simulated = record.start.simulated
     energy_j, time_s = spent(record)
     message = f"The run took {energy(energy_j)} in {duration(time_s)}."
     if expected_j is not None and math.isfinite(expected_j):
@@ -220,16 +221,15 @@ def energy_figures(
 
 
 def _spent(record: RunRecord, at_s: Floats, total_j: Floats, simulated: bool) -> EnergySpent | None:
-    events = record.of("setting")
+    events = record.of(SettingChanged)
     if not events:
         return None
-    edges_s = np.array([*(float(event["at_s"]) for event in events), at_s[-1]])
+    edges_s = np.array([*(event.at_s for event in events), at_s[-1]])
     at_edges_j = np.interp(edges_s, at_s, total_j)
     spent: dict[Setting, tuple[float, float]] = {}
     for at, event in enumerate(events):
-        setting = setting_of(event["setting"])
-        time_s, energy_j = spent.get(setting, (0.0, 0.0))
-        spent[setting] = (
+        time_s, energy_j = spent.get(event.setting, (0.0, 0.0))
+        spent[event.setting] = (
             time_s + max(0.0, float(edges_s[at + 1] - edges_s[at])),
             energy_j + max(0.0, float(at_edges_j[at + 1] - at_edges_j[at])),
         )
@@ -249,15 +249,14 @@ def happened(record: RunRecord) -> str:
     end, under = record.end, _under(record)
     if end is None:
         return f"The run{under} has not ended, or was cut off."
-    how = OUTCOMES.get(end["outcome"], str(end["outcome"]))
-    score = "" if end.get("score") is None else f" with a score of {end['score']:.4g}"
-    why = f": {str(end['error']).rstrip('.')}" if end.get("error") else ""
-    took = [duration(float(end["at_s"]))]
-    took += [] if end.get("energy_j") is None else [energy(float(end["energy_j"]))]
-    took += [] if end.get("samples") is None else [counted(int(end["samples"]), "sample")]
-    mean = "" if end.get("energy_j") is None else f", {mean_power(*spent(record))}"
+    how = OUTCOMES.get(end.outcome, end.outcome)
+    score = "" if end.score is None else f" with a score of {end.score:.4g}"
+    why = f": {end.error.rstrip('.')}" if end.error else ""
+    knows_energy = math.isfinite(end.energy_j)
+    took = [duration(end.at_s), *([energy(end.energy_j)] if knows_energy else []), counted(end.samples, "sample")]
+    mean = f", {mean_power(*spent(record))}" if knows_energy else ""
     text = f"The training{under} {how}{score} after {listed(took)}{mean}{why}."
-    return text if end["restored"] else f"{text} The device was not put back as it was: run `underwatt restore`."
+    return text if end.restored else f"{text} The device was not put back as it was: run `underwatt restore`."
 
 
 def _under(record: RunRecord) -> str:

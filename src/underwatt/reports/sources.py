@@ -1,26 +1,17 @@
-"""What a run's log says about the device, the job and the settings it measured, as records."""
+"""What a run's log says of the profile that it adds to, and of the budget that it decided under."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from underwatt.budget import Budget, parse_budget
 from underwatt.errors import InputError
-from underwatt.records import (
-    DeviceInfo,
-    Measurement,
-    Profile,
-    Setting,
-    WorkloadInfo,
-    from_json,
-    to_json,
-)
+from underwatt.events import BudgetChanged, Measured, Planned
+from underwatt.records import Profile, to_json
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from underwatt.runlog.record import RunRecord
     from underwatt.store.store import ProfileSummary
 
@@ -35,22 +26,16 @@ OUTCOMES = {
 }
 
 
-def setting_of(plain: Mapping[str, Any]) -> Setting:
-    """A setting as a log holds it."""
-    return from_json(Setting, plain)
-
-
 def profile_of(record: RunRecord) -> Profile:
     """The settings that a run measured, as a profile."""
-    start = record.start
-    measured = tuple(from_json(Measurement, event["measurement"]) for event in record.of("measured"))
-    return Profile(from_json(DeviceInfo, start["device"]), from_json(WorkloadInfo, start["workload"]), measured)
+    measured = tuple(event.measurement for event in record.of(Measured))
+    return Profile(record.start.device, record.start.workload, measured)
 
 
 def is_of(record: RunRecord, profile: Profile | ProfileSummary) -> bool:
     """Whether a run trained the workload of a profile on its device."""
     start = record.start
-    return (start["device"]["id"], start["workload"]["id"]) == (profile.device.id, profile.workload.id)
+    return (start.device.id, start.workload.id) == (profile.device.id, profile.workload.id)
 
 
 def with_run(profile: Profile, record: RunRecord) -> Profile:
@@ -63,17 +48,17 @@ def with_run(profile: Profile, record: RunRecord) -> Profile:
 def given_budget(record: RunRecord) -> Budget | None:
     """The budget that a run began with; of a schedule, its first level."""
     try:
-        given = parse_budget(str(record.start["budget"]))
+        given = parse_budget(record.start.budget)
     except InputError:
         given = None
     if given is not None and given.schedule is None:
         return given
-    levels_w = [step["power_w"] for step in record.of("budget") if step["power_w"] is not None]
+    levels_w = [step.power_w for step in record.of(BudgetChanged) if step.power_w is not None]
     return Budget(power_w=levels_w[0]) if levels_w else None
 
 
 def budget_of(record: RunRecord) -> Budget | None:
     """The budget that a run last decided under; before it decided, the one it began with."""
-    budget, plans = given_budget(record), record.of("plan")
-    decided_w = float(record.budget_at(plans[-1]["at_s"])) if plans else math.inf
+    budget, plans = given_budget(record), record.of(Planned)
+    decided_w = float(record.budget_at(plans[-1].at_s)) if plans else math.inf
     return budget if budget is None or math.isinf(decided_w) else replace(budget, power_w=decided_w)

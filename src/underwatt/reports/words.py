@@ -6,9 +6,9 @@ import math
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-    from typing import Any
+    from collections.abc import Sequence
 
+    from underwatt.events import BudgetChanged
     from underwatt.planning.choice import Interval
 
 SHORTEST_S = 5.0  # of a run whose watts mean something: sensors follow within about 2 s
@@ -57,13 +57,12 @@ def bound(power_w: float) -> str:
     return f"{power_w:g} W"
 
 
-def allowed(step: Mapping[str, Any]) -> str:
-    """What a step of the budget allows, as a log or a listener tells it: 3 W peak, 3 W mean over 60 s."""
-    power_w = step["power_w"]
-    if power_w is None or math.isinf(power_w):
+def allowed(step: BudgetChanged) -> str:
+    """What a step of the budget allows: 3 W peak, 3 W mean over 60 s."""
+    if step.power_w is None or math.isinf(step.power_w):
         return "no bound on watts"
-    window = f" over {step['window_s']:g} s" if step.get("window_s") else ""
-    return f"{bound(power_w)}{' ' if step.get('watts') else ''}{step.get('watts') or ''}{window}"
+    window = f" over {step.window_s:g} s" if step.window_s else ""
+    return f"{bound(step.power_w)} {step.watts}{window}"
 
 
 def mean_power(energy_j: float, time_s: float) -> str:

@@ -7,7 +7,6 @@ kept and tried again. A line cut short by ``kill -9`` is the last one: readers s
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import threading
 from collections import deque
@@ -17,11 +16,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from underwatt.errors import InputError
-from underwatt.events import BudgetChanged, Event, Readings, Resumed, SettingChanged, Started, to_line
+from underwatt.events import BudgetChanged, Ended, Event, Readings, Resumed, SettingChanged, Started, from_line, to_line
 from underwatt.measure.meter import Trace
 from underwatt.runlog.record import RunRecord
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from typing_extensions import Self
 
 KEEP_READINGS = 36_000  # an hour at ten a second, for as long as nothing can be written
@@ -122,8 +123,9 @@ class RunLog:
         """What a log that begins anew must say first, so that it can be read by itself."""
         if self._latest.get("start", b"\n") in text:
             return b""
-        begin_s = json.loads(text.partition(b"\n")[0])["at_s"]
-        at_s = begin_s[0] if isinstance(begin_s, list) else begin_s
+        first = from_line(text.partition(b"\n")[0])
+        assert first is not None, "it was written here"
+        at_s = first.at_s[0] if isinstance(first, Readings) else first.at_s
         lost = to_line(Resumed(at_s=at_s, pid=os.getpid(), why="the log was removed; it goes on here"))
         return b"".join([*(line for line in self._latest.values() if line not in text), lost])
 
@@ -155,18 +157,20 @@ def read_log(path: Path | str) -> RunRecord:
         raise InputError(
             f"The log {path} cannot be read ({exc.strerror}).", hint="Name the log.jsonl of a run's folder."
         ) from exc
-    events: list[dict[str, Any]] = []
+    events: list[Event] = []
     at_s: list[float] = []
     power_w: list[float] = []
     for item in _parse(text[: text.rfind(b"\n") + 1], path):
-        if item["kind"] == "power":
-            at_s += item["at_s"]
-            power_w += item["power_w"]
+        if isinstance(item, Readings):
+            at_s += item.at_s
+            power_w += item.power_w
+        elif isinstance(item, InputError):
+            raise item
         else:
             events.append(item)
-    if not events or events[0]["kind"] != "start":
+    if not events or not isinstance(events[0], Started):
         raise InputError(f"{path} does not begin as a run's log does.", hint="Name the log.jsonl of a run's folder.")
-    times, watts = np.array(at_s, dtype=float), np.array(power_w, dtype=float)  # a null becomes NaN: no reading
+    times, watts = np.array(at_s, dtype=float), np.array(power_w, dtype=float)
     order = np.argsort(times, kind="stable")
     order = order[np.isfinite(watts[order])]
     return RunRecord(tuple(events), Trace(times[order], watts[order], None, missed=int(len(times) - len(order))))
@@ -177,17 +181,20 @@ def has_ended(path: Path | str) -> bool:
     with contextlib.suppress(OSError), Path(path).open("rb") as file:
         file.seek(max(0, os.fstat(file.fileno()).st_size - _TAIL_BYTES))
         for line in reversed(file.read().splitlines()):
-            with contextlib.suppress(ValueError, TypeError, KeyError):  # the first and the last line may be torn
-                if (kind := json.loads(line)["kind"]) in ("start", "resume", "end"):
-                    return bool(kind == "end")
+            with contextlib.suppress(ValueError, InputError):  # the first and the last line may be torn
+                if isinstance(event := from_line(line), (Started, Resumed, Ended)):
+                    return isinstance(event, Ended)
     return False
 
 
-def follow(path: Path | str, from_byte: int = 0, at_most_bytes: int = -1) -> tuple[list[dict[str, Any]], int]:
-    """The whole lines that a log gained since ``from_byte``, and where to go on; for a reader of a run under way.
+def follow(
+    path: Path | str, from_byte: int = 0, at_most_bytes: int = -1
+) -> tuple[list[Event | Readings | InputError], int]:
+    """What a log gained since ``from_byte`` in whole lines, and where to go on; for a reader of a run under way.
 
-    A log that is not there yet has gained nothing; one that was begun anew is read from its beginning. A long one may
-    be read in parts of ``at_most_bytes``, which must have room for its longest line.
+    A line that makes no sense is given as an error among the others. A log that is not there yet has gained nothing;
+    one that was begun anew is read from its beginning. A long one may be read in parts of ``at_most_bytes``, which must
+    have room for its longest line.
     """
     path = Path(path)
     try:
@@ -201,19 +208,21 @@ def follow(path: Path | str, from_byte: int = 0, at_most_bytes: int = -1) -> tup
     except OSError as exc:
         raise InputError(f"The log {path} cannot be read ({exc.strerror}).") from exc
     whole = text[: text.rfind(b"\n") + 1]
-    return _parse(whole, path), from_byte + len(whole)
+    return list(_parse(whole, path)), from_byte + len(whole)
 
 
-def _parse(text: bytes, path: Path) -> list[dict[str, Any]]:
-    found = []
+def _parse(text: bytes, path: Path) -> Iterator[Event | Readings | InputError]:
+    """What each line holds, or why that makes no sense; a kind that is not known is left out."""
     for number, line in enumerate(text.splitlines(), 1):
+        found: Event | Readings | InputError | None
         try:
-            item = json.loads(line)
-            item["kind"], item["at_s"]
-        except (ValueError, TypeError, KeyError) as exc:
+            found = from_line(line)
+        except ValueError as exc:
             raise InputError(f"{path}, line {number} is damaged.", hint="It is no line of a run's log.") from exc
-        found.append(item)
-    return found
+        except InputError as exc:
+            found = InputError(f"{path}, line {number} makes no sense: {exc.message}")
+        if found is not None:
+            yield found
 
 
 def _drain(queue: deque[Any]) -> list[Any]:

@@ -5,10 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal, TypeVar
 
 import numpy as np
 
+from underwatt.events import BudgetChanged, Ended, Event, Resumed, SettingChanged, Started
 from underwatt.measure.steady import SENSOR_LAG_S
 
 if TYPE_CHECKING:
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 
     Floats = NDArray[np.float64]
 
+_Kind = TypeVar("_Kind", bound=Event)
 TOLERANCE = 0.02
 WINDOW_S = 1.0  # where the budget bounds the mean and does not say over how long
 # Less than this proves nothing: it is mostly the sensor finding out what the device draws.
@@ -46,30 +48,32 @@ class RunRecord:
     none.
     """
 
-    events: tuple[dict[str, Any], ...]
+    events: tuple[Event, ...]
     power: Trace
 
     @property
-    def start(self) -> dict[str, Any]:
+    def start(self) -> Started:
         """How the run began."""
-        return self.events[0]
+        first = self.events[0]
+        assert isinstance(first, Started), "a log begins so"
+        return first
 
     @property
-    def end(self) -> dict[str, Any] | None:
+    def end(self) -> Ended | None:
         """How the run ended; none where it is under way, was killed, or was resumed since."""
-        last = [event for event in self.events if event["kind"] in ("start", "resume", "end")][-1]
-        return last if last["kind"] == "end" else None
+        last = [event for event in self.events if isinstance(event, (Started, Resumed, Ended))][-1]
+        return last if isinstance(last, Ended) else None
 
-    def of(self, kind: str) -> tuple[dict[str, Any], ...]:
+    def of(self, kind: type[_Kind]) -> tuple[_Kind, ...]:
         """The events of one kind."""
-        return tuple(event for event in self.events if event["kind"] == kind)
+        return tuple(event for event in self.events if isinstance(event, kind))
 
     @cached_property
     def budget_steps(self) -> tuple[Floats, Floats]:
         """When the budget changed, and the watts that held from then on; inf where only energy or time is bounded."""
-        steps = sorted(self.of("budget"), key=lambda step: float(step["at_s"]))
-        watts = [np.inf if step["power_w"] is None else step["power_w"] for step in steps]
-        return np.array([step["at_s"] for step in steps], dtype=float), np.array(watts, dtype=float)
+        steps = self._budgets()
+        watts = [np.inf if step.power_w is None else step.power_w for step in steps]
+        return np.array([step.at_s for step in steps], dtype=float), np.array(watts, dtype=float)
 
     def budget_at(self, at_s: ArrayLike) -> Floats:
         """The watts that the budget allowed at some moments; inf before there was one."""
@@ -79,9 +83,7 @@ class RunRecord:
     def span_s(self) -> Floats:
         """How long each reading stands for."""
         at_s = self.power.at_s
-        begins_s = np.array(
-            [event["at_s"] for event in self.events if event["kind"] in ("start", "resume")], dtype=float
-        )
+        begins_s = np.array([event.at_s for event in self.events if isinstance(event, (Started, Resumed))] or [0.0])
         before_s = np.concatenate([[begins_s[0]], at_s])[:-1]
         span_s: Floats = np.maximum(0.0, at_s - np.maximum(before_s, _latest(begins_s, at_s, "right")))
         return span_s
@@ -123,15 +125,17 @@ class RunRecord:
     @cached_property
     def windows_s(self) -> Floats:
         """Over how long readings are averaged to judge them by each step of the budget; 0 for peaks."""
-        steps = sorted(self.of("budget"), key=lambda step: float(step["at_s"]))
-        windows = [0.0 if s.get("watts") == "peak" else s.get("window_s") or WINDOW_S for s in steps]
+        windows = [0.0 if step.watts == "peak" else step.window_s or WINDOW_S for step in self._budgets()]
         return np.array(windows, dtype=float)
+
+    def _budgets(self) -> list[BudgetChanged]:
+        return sorted(self.of(BudgetChanged), key=lambda step: step.at_s)
 
     def _changes_s(self) -> Floats:
         """When the setting became another one; entering a state is no change."""
-        events = self.of("setting")
-        changed = [now["at_s"] for before, now in pairwise([{}, *events]) if now["setting"] != before.get("setting")]
-        return np.array(changed, dtype=float)
+        events = self.of(SettingChanged)
+        later = [now.at_s for before, now in pairwise(events) if now.setting != before.setting]
+        return np.array([*(event.at_s for event in events[:1]), *later], dtype=float)
 
     def _drops_s(self) -> Floats:
         """When the budget fell."""

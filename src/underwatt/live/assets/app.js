@@ -1,4 +1,4 @@
-// Follows the run by server-sent events, and sends a new budget.
+// Asks once a second what changed in the run, and sends a new budget.
 
 import { PowerChart } from "./chart.js";
 import { bannerOf, showFacts } from "./facts.js";
@@ -6,9 +6,13 @@ import { budget, clock } from "./format.js";
 
 const RECENT_S = 300;
 const ENTRIES = 200;
+const ASK_MS = 1000;
+const ASK_AGAIN_MS = 2000; // after no answer
+const LONGEST_MS = 10000;
 const at = (id) => document.getElementById(id);
 const chart = new PowerChart(at("chart"), at("readout"));
 const state = {
+  number: 0, // of the update that is shown
   facts: null,
   recent: [],
   whole: { width_s: 1, rows: [] },
@@ -27,23 +31,24 @@ function joined(rows, fresh) {
   return kept.concat(fresh);
 }
 
-function take(content, whole) {
-  state.facts = content.facts;
-  const wider = whole || content.whole.width_s !== state.whole.width_s;
-  state.recent = joined(whole ? [] : state.recent, content.recent);
-  const newest = state.recent.at(-1)?.[0] ?? 0;
-  state.recent = state.recent.filter((row) => row[0] > newest - RECENT_S);
-  state.whole = {
-    width_s: content.whole.width_s,
-    rows: joined(wider ? [] : state.whole.rows, content.whole.rows),
-  };
-  addEntries(content.entries, whole);
+function take(content) {
+  const { number, everything, facts, width_s } = content;
+  const wider = everything || width_s !== state.whole.width_s;
+  const recent = joined(everything ? [] : state.recent, content.recent);
+  const newest = recent.at(-1)?.[0] ?? 0;
+  Object.assign(state, {
+    number,
+    facts,
+    recent: recent.filter((row) => row[0] > newest - RECENT_S),
+    whole: { width_s, rows: joined(wider ? [] : state.whole.rows, content.whole) },
+  });
+  addEntries(content.entries, everything);
   render();
 }
 
-function addEntries(entries, whole) {
+function addEntries(entries, everything) {
   const list = at("entries");
-  if (whole) list.replaceChildren();
+  if (everything) list.replaceChildren();
   const newest = Number(list.firstElementChild?.dataset.number ?? 0);
   for (const entry of entries.filter((one) => one.number > newest)) {
     const item = document.createElement("li");
@@ -143,34 +148,32 @@ function choose(range) {
   render();
 }
 
-let stream = null;
-let again = 0;
+let next = 0;
 
-function disconnect() {
-  stream?.close();
-  stream = null;
-  clearTimeout(again);
-}
-
-function connect() {
-  disconnect();
-  stream = new EventSource("/events");
-  stream.addEventListener("snapshot", (event) => {
+async function ask() {
+  let wait_ms = ASK_MS;
+  try {
+    const answer = await fetch(`/state?since=${state.number}`, { signal: AbortSignal.timeout(LONGEST_MS) });
+    if (!answer.ok) throw new Error(answer.statusText);
+    const back = !state.connected;
     state.connected = true;
-    take(JSON.parse(event.data), true);
-  });
-  stream.addEventListener("update", (event) => take(JSON.parse(event.data), false));
-  stream.addEventListener("error", () => {
+    if (answer.status === 200) take(await answer.json());
+    else if (back) showBanner();
+  } catch {
     state.connected = false;
     showBanner();
-    // The browser tries again by itself unless the server answered with an error.
-    if (stream?.readyState === EventSource.CLOSED) again = setTimeout(connect, 3000);
-  });
+    wait_ms = ASK_AGAIN_MS;
+  }
+  clearTimeout(next); // one that became visible meanwhile asks already
+  if (!document.hidden) next = setTimeout(ask, wait_ms);
 }
 
 // A page that nobody looks at costs the board nothing; it catches up when it is looked at again.
-document.addEventListener("visibilitychange", () => (document.hidden ? disconnect() : connect()));
+document.addEventListener("visibilitychange", () => {
+  clearTimeout(next);
+  if (!document.hidden) ask();
+});
 at("budget-form").addEventListener("submit", send);
 at("show-recent").addEventListener("click", () => choose("recent"));
 at("show-whole").addEventListener("click", () => choose("whole"));
-if (!document.hidden) connect();
+if (!document.hidden) ask();
