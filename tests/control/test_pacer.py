@@ -120,7 +120,7 @@ def test_without_a_budget_there_is_no_pause() -> None:
     load, meter, pacer = made(math.inf)
     with meter:
         assert hold(load, meter, pacer, 0.05, 500.0, 4.0, 5.0)[1] == []
-        pacer.settled(500.0, 0.05, forgive=True)
+        pacer.measured(500.0, 0.05, forgive=True)
         pacer.stepped(load.clock.now_s())
         assert pacer.pause_s() == 0
         assert meter.energy_j == pytest.approx(load.energy_j, rel=0.05)
@@ -146,7 +146,7 @@ def test_a_debt_is_paid_back_and_less_of_it_where_it_is_forgiven() -> None:
             load.clock.sleep(2.0)
             pacer.skip(load.clock.now_s())
             assert pacer.pause_s() == 0
-            pacer.settled(12.0, 0.05, forgive=forgive)
+            pacer.measured(12.0, 0.05, forgive=forgive)
             drawn_w.append(hold(load, meter, pacer, 0.05, 12.0, 4.0, 3.0)[0])
     assert drawn_w[0] < drawn_w[1] < 8.0
 

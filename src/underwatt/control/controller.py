@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from underwatt.budget import Watts
 from underwatt.control import state as control
 from underwatt.control.headroom import COUNTED_MARGIN, READ_MARGIN, Headroom, LevelSearch
-from underwatt.control.knowledge import Knowledge, Surprise, mean_reading_w, seen_steps
+from underwatt.control.knowledge import Knowledge, mean_reading_w, seen_steps
 from underwatt.control.pacer import Pacer
 from underwatt.control.state import ControlOptions, ControlState, Excess, FastPath, Phase, SensorFinding
 from underwatt.errors import ApplyError, ModeError, NotPermittedError, OutOfMemoryError, SensorError
@@ -312,7 +312,7 @@ class Controller:
         seen = seen_steps(self._meter, now_s - long_s, self.state.room.idle_w)
         if math.isfinite(seen.step_s):
             self.state = replace(self.state, step_time_from_s=-math.inf)
-        if self._knowledge.observe(known.setting, seen.power_w, seen.step_s, long_s, seen.blur_w) is Surprise.LEAP:
+        if self._knowledge.observe(known.setting, seen.power_w, seen.step_s, long_s, seen.blur_w):
             self._correct(seen.power_w)
             return True
         if math.isfinite(seen.power_w):
@@ -365,7 +365,7 @@ class Controller:
             return
         self._measuring = None
         self._take(replace(found, cost_s=now_s - self.state.changed_s))
-        self._pacer.settled(found.power_w, found.step_s, forgive=room.has_knobs)
+        self._pacer.measured(found.power_w, found.step_s, forgive=room.has_knobs)
         self._seek()
 
     def _take(self, measurement: Measurement) -> None:

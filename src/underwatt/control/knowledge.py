@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from enum import Enum
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -50,13 +49,6 @@ class Drift:
         )
 
 
-class Surprise(Enum):
-    """How an observation differs from what was expected."""
-
-    SMALL = "small"
-    LEAP = "leap"
-
-
 class Knowledge:
     """The newest measurement of each setting, and which settings may be used now."""
 
@@ -84,8 +76,8 @@ class Knowledge:
         doubt_w = _half_width(known.power_w_ci95) + 2 * math.hypot(self._drift_std_w, blur_w)
         return abs(power_w - known.power_w - self.drift.extra_w) > LEAP * known.power_w + doubt_w
 
-    def observe(self, setting: Setting, power_w: float, step_s: float, seconds: float, blur_w: float = 0.0) -> Surprise:
-        """Watts and time of a known setting, seen over some seconds of training; how far they are from expected.
+    def observe(self, setting: Setting, power_w: float, step_s: float, seconds: float, blur_w: float = 0.0) -> bool:
+        """Watts and time of a known setting, seen over some seconds of training; whether the device has changed.
 
         Either may be NaN where it was not seen; ``blur_w`` is a standard deviation of the watts beyond that of the
         readings. What differs a little is shared between the setting, whose measurement was short, and the device,
@@ -100,9 +92,9 @@ class Knowledge:
             extra_w = max(drift.extra_w + left_w, -LARGEST_RELIEF * known.power_w)
             self.drift = Drift(extra_w, min(max(drift.slow_factor * slow, 0.5), 20.0))
             self._drift_std_w = LEAP * known.power_w
-            return Surprise.LEAP
+            return True
         if not math.isfinite(power_w):
-            return Surprise.SMALL
+            return False
         setting_std = max(_half_width(known.power_w_ci95) / 2, LEAST_STD * known.power_w)
         drift_std = math.hypot(self._drift_std_w, DRIFT_STD * known.power_w)
         seen_std = math.hypot(SEEN_STD * known.power_w / math.sqrt(max(seconds, 0.1)), blur_w)
@@ -113,7 +105,7 @@ class Knowledge:
         self._known[setting] = replace(
             known, power_w=known.power_w + own * left_w, power_w_ci95=2 * setting_std * math.sqrt(1 - own)
         )
-        return Surprise.SMALL
+        return False
 
     def saw_peak(self, setting: Setting, peak_w: float) -> None:
         """One reading of a known setting was this high."""

@@ -12,7 +12,14 @@ from underwatt.budget import DAY_S, Budget, parse_watts
 POLL_S = 0.2
 
 
-class BudgetSource(Protocol):
+class MayFail(Protocol):
+    """Something beside the training that may fail without ending it."""
+
+    def take_news(self) -> tuple[str, str] | None:
+        """Level and words, where it has begun to fail, or works again, and nobody was told yet."""
+
+
+class BudgetSource(MayFail, Protocol):
     """Where other budgets may be posted while a run goes on; a run's inbox is one."""
 
     def take(self) -> str | None:
@@ -20,9 +27,6 @@ class BudgetSource(Protocol):
 
     def has_news(self) -> bool:
         """Whether there may be one; cheap enough to ask with every reading."""
-
-    def take_news(self) -> tuple[str, str] | None:
-        """Level and words, where a message was not taken, and nobody was told yet."""
 
 
 class LiveBudget:

@@ -81,7 +81,7 @@ class Pacer:
         if self._budget_w < math.inf:
             self._debt_j = max(self._debt_j, -CREDIT_S * self._budget_w)
 
-    def settled(self, busy_w: float, step_s: float, *, forgive: bool) -> None:
+    def measured(self, busy_w: float, step_s: float, *, forgive: bool) -> None:
         """What a step draws is known now; ``forgive`` most of the debt of a measurement that drew too much."""
         self.take_in()
         self.expect(busy_w, step_s)

@@ -9,6 +9,7 @@ import math
 import time
 from typing import TYPE_CHECKING, Protocol
 
+from underwatt.control.live import MayFail
 from underwatt.events import Measured, Noted
 
 if TYPE_CHECKING:
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 PERIOD_S, LATE_S = 1.0, 0.5
 
 
-class EventLog(Protocol):
+class EventLog(MayFail, Protocol):
     """Where a run's events and readings go; writing never ends a training."""
 
     def write(self, event: Event) -> None:
@@ -33,18 +34,12 @@ class EventLog(Protocol):
     def flush(self) -> None:
         """Write what was noted."""
 
-    def take_news(self) -> tuple[str, str] | None:
-        """Level and words, where writing has begun to fail, or works again, and nobody was told yet."""
 
-
-class Keeper(Protocol):
+class Keeper(MayFail, Protocol):
     """Where measurements outlive the run; keeping them never holds up a training."""
 
     def add(self, measurement: Measurement) -> None:
         """Keep a measurement, sooner or later."""
-
-    def take_news(self) -> tuple[str, str] | None:
-        """Level and words, where keeping has begun to fail, or works again, and nobody was told yet."""
 
     def close(self) -> int:
         """Wait until all is kept, or cannot be; how many measurements could not."""
