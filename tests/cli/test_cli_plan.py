@@ -5,6 +5,7 @@ import re
 import sys
 from pathlib import Path
 
+import foreign_predictor
 import pytest
 from test_cli_devices import run
 
@@ -307,3 +308,25 @@ def test_measuring_as_you_go_says_why_and_ends_with_a_measured_choice(
     assert "judged by that truth" in " ".join(shown.out.split())
     assert run("plan", "--measure", "job.py:tiny", "-d", "virtual:nano", "--budget", "0.5W") == 1
     assert "smallest power measured so far" in " ".join(capsys.readouterr().err.split())
+
+
+def test_a_predictor_is_chosen_by_name(
+    profiled: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    foreign_predictor.install(tmp_path, monkeypatch)
+    chosen = {}
+    for name in ("underwatt", "lookup", foreign_predictor.NAME):
+        assert run("plan", "--budget", "4W", "--predictor", name, "--json") == 0
+        chosen[name] = json.loads(capsys.readouterr().out)["plan"]["chosen"]
+        assert run("predict", "--predictor", name, "--json") == 0
+        assert json.loads(capsys.readouterr().out)["predictions"]
+    assert chosen["lookup"]["measured"] is True, "a table knows nothing else"
+    assert not chosen["underwatt"]["measured"]
+    assert chosen["underwatt"]["time_s"] != chosen[foreign_predictor.NAME]["time_s"]
+    measuring = ("plan", "--measure", "job.py:tiny", "-d", "virtual:nano", "--budget", "4W", "--json")
+    assert run(*measuring, "--predictor", foreign_predictor.NAME) == 0
+    assert json.loads(capsys.readouterr().out)["plan"]["chosen"]["measured"] is True
+    assert run("predict", "--validate", "--predictor", foreign_predictor.NAME, "--json") == 0
+    assert json.loads(capsys.readouterr().out)["predictor"] == foreign_predictor.NAME
+    assert run("plan", "--budget", "4W", "--predictor", "oracle") == 1
+    assert "There is no predictor 'oracle'" in capsys.readouterr().err
