@@ -29,44 +29,31 @@ if TYPE_CHECKING:
 
 __version__: str  # written once, in pyproject.toml, and read from what pip installed
 
-# Resolved when first used, so that `import underwatt` in a training script costs next to nothing. No module directly in
-# the package may have one of these names: importing it would hide what is called so here.
+# Where a name is found when it is first used, so that `import underwatt` in a training script costs next to nothing.
+# No module directly in the package may have one of these names: importing it would hide what is called so here.
 _HOMES = {
-    "Budget": "budget:Budget",
-    "Job": "jobs.job:Job",
-    "LightningCallback": "adapters.lightning:BudgetCallback",
-    "Measurement": "records:Measurement",
-    "Plan": "planning.choice:Plan",
-    "PowerMode": "records:PowerMode",
-    "Profile": "records:Profile",
-    "RunOptions": "jobs.runs:RunOptions",
-    "RunResult": "jobs.runs:RunResult",
-    "Schedule": "budget:Schedule",
-    "Session": "device.session:Session",
-    "Setting": "records:Setting",
-    "Store": "store.store:Store",
-    "TransformersCallback": "adapters.transformers:BudgetCallback",
-    "Tuner": "adapters.tuner:Tuner",
-    "UnderwattError": "errors:UnderwattError",
-    "change_budget": "runlog.inbox:change_budget",
-    "check_forecast": "api.decide:check_forecast",
-    "converge": "api:converge",
-    "count_cost": "jobs.cost:count_cost",
-    "devices": "device.registry:devices",
-    "export": "api.known:export",
-    "forecast": "api.decide:forecast",
-    "import_file": "api.known:import_file",
-    "open_device": "device.registry:open_device",
-    "plan": "api.decide:plan",
-    "profile": "api:profile",
-    "read_run": "api:read_run",
-    "report": "api:report",
-    "report_figures": "api:report_figures",
-    "restore": "device.session:restore_all",
-    "run": "api:run",
-    "set_mode": "device.session:set_and_leave",
-    "tune": "adapters.tuner:tune",
-    "watch": "live:watch",
+    "adapters.tuner": ("Tuner", "tune"),
+    "api": ("converge", "profile", "read_run", "report", "report_figures", "run"),
+    "api.decide": ("check_forecast", "forecast", "plan"),
+    "api.known": ("export", "import_file"),
+    "budget": ("Budget", "Schedule"),
+    "device.registry": ("devices", "open_device"),
+    "device.session": ("Session",),
+    "errors": ("UnderwattError",),
+    "jobs.cost": ("count_cost",),
+    "jobs.job": ("Job",),
+    "jobs.runs": ("RunOptions", "RunResult"),
+    "live": ("watch",),
+    "planning.choice": ("Plan",),
+    "records": ("Measurement", "PowerMode", "Profile", "Setting"),
+    "runlog.inbox": ("change_budget",),
+    "store.store": ("Store",),
+}
+_PLACES = {name: (module, name) for module, names in _HOMES.items() for name in names} | {
+    "LightningCallback": ("adapters.lightning", "BudgetCallback"),
+    "TransformersCallback": ("adapters.transformers", "BudgetCallback"),
+    "restore": ("device.session", "restore_all"),
+    "set_mode": ("device.session", "set_and_leave"),
 }
 
 __all__ = [
@@ -110,8 +97,8 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name in _HOMES:
-        module, _, attribute = _HOMES[name].partition(":")
+    if name in _PLACES:
+        module, attribute = _PLACES[name]
         return getattr(import_module(f"underwatt.{module}"), attribute)
     if name == "__version__":
         return import_module("importlib.metadata").version("underwatt")

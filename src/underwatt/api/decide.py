@@ -289,47 +289,34 @@ def _look_up(question: _Question, store: AnyStore, profile: int) -> _Basis:
 
 
 def _search(question: _Question, store: AnyStore, device: Device, workload: Workload) -> _Basis:
-    """By measuring on the device, beside what was measured before."""
+    """By measuring on the device what is worth it, beside what was measured before; each answer is stored at once."""
+    tell = question.tell
     with known.opened(store) as kept:
         number = kept.profile_id(device.info, workload.info)
         measured = kept.profile(number)
         references = known.load_references(kept, question.references, measured)
         curve = _curve(kept, measured, question)
         problem = _problem(question, permitted_space(device), question.batch_sizes, curve, measured)
-        found = _measure(device, workload, problem, kept, references, question)
+        before = len(comparable(measured.measurements, problem))
+        text = f"{workload.info.name} on {device.info.name}: measuring as I go among {len(problem):,} settings"
+        tell(Noted(level="info", text=f"{text}{f', {before} known' if before else ''}. Store: {kept.path}"))
+        with Session(device) as session:
+            if session.recovered:
+                tell(known.RECOVERED)
+            found = measure_as_you_go(
+                session,
+                workload,
+                problem,
+                kept,
+                references=references,
+                predictor=question.predictor,
+                watch=lambda measurement, why: tell(SearchStep(measurement, why)),
+            )
         measured = replace(measured, measurements=kept.measurements(number))
-    return _Basis(problem, measured, references, curve is None, device, workload.cost(), found)
-
-
-def _measure(
-    device: Device,
-    workload: Workload,
-    problem: Problem,
-    store: Store,
-    references: Sequence[Profile],
-    question: _Question,
-) -> SearchResult:
-    """Measure what is worth measuring, saying why; each answer is stored at once."""
-    tell = question.tell
-    stored = comparable(store.measurements(store.profile_id(device.info, workload.info)), problem)
-    text = f"{workload.info.name} on {device.info.name}: measuring as I go among {len(problem):,} settings"
-    tell(Noted(level="info", text=f"{text}{f', {len(stored)} known' if stored else ''}. Store: {store.path}"))
-    with Session(device) as session:
-        if session.recovered:
-            tell(known.RECOVERED)
-        found = measure_as_you_go(
-            session,
-            workload,
-            problem,
-            store,
-            references=references,
-            predictor=question.predictor,
-            watch=lambda measurement, why: tell(SearchStep(measurement, why)),
-        )
     spent = duration(sum(m.cost_s for m in found.measurements if m.cost_s > 0), 2)
     text = f"{len(found.measurements)} settings measured in {spent} of the device's time; ended: {found.stopped}."
     tell(Noted(level="info", text=text))
-    return found
+    return _Basis(problem, measured, references, curve is None, device, workload.cost(), found)
 
 
 def _problem(
