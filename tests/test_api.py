@@ -110,6 +110,7 @@ def test_a_store_can_be_shared_and_what_is_known_carried(job: Job, tmp_path: Pat
             assert "3 measurements" in underwatt.export(str(profile.number), file, store=store)
     found = underwatt.import_file(tmp_path / "out.csv", store=tmp_path / "other.db")
     assert [(number, new) for _, number, new in found.profiles] == [(1, 3)]
+    assert Store().path == Path("underwatt.db"), "the usual one"
     kept = underwatt.plan("5W", store=tmp_path / "other.db")
     kept.save(tmp_path / "plan.json")
     assert len(underwatt.import_file(tmp_path / "plan.json", store=tmp_path / "third.db").plans) == 1

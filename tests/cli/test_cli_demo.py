@@ -3,6 +3,7 @@ from __future__ import annotations
 import io
 import math
 import re
+import sys
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -61,6 +62,15 @@ def test_the_demo_tells_its_story_and_what_is_simulated(
 def test_a_board_that_does_not_exist_is_refused_at_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run("demo", "--folder", str(tmp_path / "demo"), "--board", "mano") == 1
     assert "There is no virtual board 'mano'" in capsys.readouterr().err
+    assert not (tmp_path / "demo").exists()
+
+
+def test_without_scikit_learn_the_demo_says_how_to_get_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "sklearn", None)
+    assert run("demo", "--folder", str(tmp_path / "demo")) == 1
+    assert "pip install 'underwatt[demo]'" in " ".join(capsys.readouterr().err.split())
     assert not (tmp_path / "demo").exists()
 
 

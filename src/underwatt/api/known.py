@@ -30,7 +30,7 @@ from underwatt.store.exchange import (
     write_profile_with_convergence,
 )
 from underwatt.store.references import builtin_reference
-from underwatt.store.store import Store, default_store_path
+from underwatt.store.store import Store
 from underwatt.studies.study import newest_rates
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ def opened(store: AnyStore, *, create: bool = True) -> Iterator[Store]:
     if isinstance(store, Store):
         yield store
         return
-    with Store(store or default_store_path(), create=create) as kept:
+    with Store(store, create=create) as kept:
         yield kept
 
 

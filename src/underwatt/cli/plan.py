@@ -160,9 +160,7 @@ def plan(
     if out is not None:
         made.save(out)
     if keep:
-        from underwatt.store.store import default_store_path
-
-        with underwatt.Store(store or default_store_path()) as kept:
+        with underwatt.Store(store) as kept:
             number, _ = kept.keep_plan(made.record)
         LOG.print(f"[dim]Kept as plan:{number}.[/]")
     if as_json:

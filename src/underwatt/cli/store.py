@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from typing import Any
 
-    from underwatt.store.store import Store
-
 _store_app = typer.Typer(no_args_is_help=True, help="Look at, export and import what was measured.")
 app = typer.Typer()
 app.add_typer(_store_app, name="store")
@@ -31,7 +29,7 @@ app.add_typer(_store_app, name="store")
 @_store_app.command("ls")
 def list_profiles(store: Path | None = STORE, as_json: bool = AS_JSON) -> None:
     """List the profiles, convergence runs and plans."""
-    with _stored(store) as kept:
+    with underwatt.Store(store, create=False) as kept:
         summaries, convergence, plans = kept.summaries(), kept.convergence(), kept.plans()
     if as_json:
         runs = [{"workload": to_json(workload), "runs": len(found)} for workload, found in convergence]
@@ -64,7 +62,7 @@ def show_profile(
     as_json: bool = AS_JSON,
 ) -> None:
     """Show every measurement of a profile."""
-    with _stored(store) as kept:
+    with underwatt.Store(store, create=False) as kept:
         found = kept.profile(profile)
     if as_json:
         typer.echo(json.dumps(to_json(found), indent=2))
@@ -130,12 +128,6 @@ def import_file(
         OUT.print(f"convergence: {workload.name}, {len(runs)} runs, {new} of them new")
     for record, number, is_new in found.plans:
         OUT.print(_plan_line(number, record) + ("" if is_new else ", known already"), soft_wrap=True)
-
-
-def _stored(store: Path | None) -> Store:
-    from underwatt.store.store import default_store_path
-
-    return underwatt.Store(store or default_store_path(), create=False)
 
 
 def _plan_line(number: int, record: Mapping[str, Any]) -> str:

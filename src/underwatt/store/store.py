@@ -84,8 +84,8 @@ def default_store_path() -> Path:
 class Store:
     """Profiles, convergence runs and plans in one file. Make one per process; close it, or use it in a ``with``."""
 
-    def __init__(self, path: Path | str, *, create: bool = True) -> None:
-        self.path = Path(path)
+    def __init__(self, path: Path | str | None = None, *, create: bool = True) -> None:
+        self.path = Path(path) if path else default_store_path()
         self._idle: list[sqlite3.Connection] = []
         exists = self.path.exists()
         if not exists and not create:
