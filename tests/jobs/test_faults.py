@@ -10,17 +10,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from underwatt.errors import JobError, OutOfMemoryError, StepError
-from underwatt.jobs.faults import does_not_fit, job_faults, kernel_oom_kills, says_out_of_memory
+from underwatt.jobs.faults import call_job, does_not_fit, kernel_oom_kills, says_out_of_memory
 
 
 def fail_with(error: BaseException) -> None:
-    with job_faults(16):
+    def users_code() -> None:
         raise error
+
+    call_job(16, users_code)
 
 
 def test_what_goes_well_passes() -> None:
-    with job_faults(16):
-        pass
+    assert call_job(16, lambda: 3) == 3
 
 
 @pytest.mark.parametrize(
@@ -49,8 +50,8 @@ def test_the_full_memory_is_let_go_of() -> None:
         held.append(weakref.ref(activations))
         raise torch.OutOfMemoryError("CUDA out of memory.")
 
-    with pytest.raises(OutOfMemoryError) as caught, job_faults(16):
-        step()
+    with pytest.raises(OutOfMemoryError) as caught:
+        call_job(16, step)
     gc.collect()
     assert held[0]() is None
     assert caught.value is not None, "the error itself is kept by whoever handles it"
@@ -61,7 +62,7 @@ def test_a_failure_is_one_sentence_with_its_cause() -> None:
         fail_with(ValueError("shapes differ:\n(3,) and (4,)."))
     assert caught.value.message == "The job failed in a step at batch size 16: ValueError: shapes differ:."
     assert isinstance(caught.value.__cause__, ValueError)
-    assert "fail_with" in "".join(traceback.format_tb(caught.value.__cause__.__traceback__))
+    assert "users_code" in "".join(traceback.format_tb(caught.value.__cause__.__traceback__))
 
 
 def test_errors_of_ours_and_the_end_of_the_process_pass() -> None:

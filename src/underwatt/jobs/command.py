@@ -27,6 +27,7 @@ import tempfile
 import threading
 import time
 from dataclasses import dataclass
+from enum import Enum
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
@@ -50,8 +51,7 @@ LINES_JUDGED = 20  # a framework's last words; what was printed long before is n
 HOPELESS_LINES = 100
 LONGEST_LINE = 200
 MOST_STEPS = 10**9
-CHUNK_BYTES = 65536
-OUTPUT_KEPT_BYTES = 16384
+CHUNK_BYTES, OUTPUT_KEPT_BYTES = 65536, 16384
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,18 +125,18 @@ class CommandRun:
     """An external command under way, with a guard process that ends it whatever happens to Underwatt."""
 
     def __init__(self, arguments: list[str], batch_size: int, limits: Limits) -> None:
-        self._batch_size = batch_size
-        self._limits = limits
+        self._batch_size, self._limits = batch_size, limits
         self._steps = 0
-        self._over: WorkloadError | None = None
+        self._error: WorkloadError | None = None  # by which it was over
         self._finished = False
         self._oom_kills = kernel_oom_kills()
         self._folder = Path(tempfile.mkdtemp(prefix="underwatt-"))
         fifo = self._folder / "beats"
         os.mkfifo(fifo, 0o600)
+        # Opened for both: opening does not wait for a writer, and no writer's leaving is the end.
+        beats = os.open(fifo, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
         lifeline_read, self._lifeline = os.pipe()
         try:
-            self._listener = Listener(fifo)
             self._guard = subprocess.Popen(
                 [*command_guard.COMMAND, str(lifeline_read), str(limits.grace_s), *arguments],
                 stdin=subprocess.DEVNULL,
@@ -149,7 +149,7 @@ class CommandRun:
         finally:
             os.close(lifeline_read)
         assert self._guard.stdout is not None
-        self._listener.start(self._guard.stdout)
+        self._listener = Listener(beats, self._guard.stdout)
 
     @property
     def metrics(self) -> tuple[float, ...]:
@@ -158,8 +158,8 @@ class CommandRun:
 
     def step(self) -> Beat | None:
         """Wait for the next beat; ``None`` once the command has ended well after at least one."""
-        if self._over is not None:
-            raise self._over
+        if self._error is not None:
+            raise self._error
         if self._finished:
             return None
         limit_s = self._limits.beat_s if self._steps else self._limits.first_beat_s
@@ -168,20 +168,23 @@ class CommandRun:
             try:
                 event = self._listener.events.get(timeout=max(0.0, deadline_s - time.monotonic()))
             except queue.Empty:
-                raise self._ended_by(self._hung(limit_s)) from None
-            if isinstance(event, Garbage):
-                if not self._steps:
-                    raise self._ended_by(self._sent_only_garbage())
-            elif isinstance(event, OomLine):
-                raise self._ended_by(does_not_fit(self._batch_size))
-            elif isinstance(event, Exited):
-                self.stop()
-                self._finished = True
-                self._over = self._judge_exit(self._guard.returncode)
-                return self.step()
+                self._error = self._hung(limit_s)
             else:
-                self._steps += event.steps
-                return event
+                if isinstance(event, Beat):
+                    self._steps += event.steps
+                    return event
+                if event is Sign.EXITED:
+                    self.stop()
+                    self._finished = True
+                    self._error = self._judge_exit(self._guard.returncode)
+                elif event is Sign.OOM:
+                    self._error = does_not_fit(self._batch_size)
+                elif self._steps:
+                    continue
+                else:
+                    self._error = self._no_beat()
+            self.stop()
+            return self.step()
 
     def stop(self) -> None:
         """End the command and everything it started; returns when all are gone."""
@@ -202,38 +205,25 @@ class CommandRun:
         if getattr(self, "_lifeline", -1) >= 0:
             os.close(self._lifeline)
 
-    def _ended_by(self, error: WorkloadError) -> WorkloadError:
-        self._over = error
-        self.stop()
-        return error
-
     def _hung(self, limit_s: float) -> WorkloadError:
         if self._steps:
             return StepError(
                 f"The command reported {self._steps} steps and then none for {limit_s:g} s, so it was ended.",
                 hint=f"Raise the limit if a step may take that long. {self._last_lines()}",
             )
-        if self._listener.garbage_lines:
-            return self._sent_only_garbage()
-        return StepError(
-            f"The command ran for {limit_s:g} s without reporting a step, so it was ended.",
-            hint=f"{EMITTER_HINT} {self._last_lines()}",
-        )
+        what = f"ran for {limit_s:g} s without reporting a step, so it was ended"
+        return self._no_beat(what, f" {self._last_lines()}")
 
-    def _sent_only_garbage(self) -> WorkloadError:
-        return StepError(
-            f"The command sent {self._listener.garbage_lines} lines that are not beats, such as "
-            f"{self._listener.garbage_example!r}, and no beat.",
-            hint=EMITTER_HINT,
-        )
+    def _no_beat(self, what: str = "", last_lines: str = "") -> WorkloadError:
+        """The error of a command that reported no step; lines that are no beats explain it best."""
+        if count := self._listener.garbage_lines:
+            example = self._listener.garbage_example
+            what, last_lines = f"sent {count} lines that are not beats, such as {example!r}, and no beat", ""
+        return StepError(f"The command {what}.", hint=f"{EMITTER_HINT}{last_lines}")
 
     def _judge_exit(self, code: int) -> WorkloadError | None:
         if code == 0:
-            if self._steps:
-                return None
-            if self._listener.garbage_lines:
-                return self._sent_only_garbage()
-            return StepError("The command ended without reporting a step.", hint=EMITTER_HINT)
+            return None if self._steps else self._no_beat("ended without reporting a step")
         lines = self._listener.last_lines()
         if says_out_of_memory("\n".join(lines[-LINES_JUDGED:])) or (
             code == KILLED and kernel_oom_kills() > self._oom_kills
@@ -260,20 +250,16 @@ class StepLine:
     steps: int = 1
 
 
-@dataclass(frozen=True, slots=True)
-class MetricLine:
-    """The model scores this on held-out data."""
+class Sign(Enum):
+    """What is heard of a job beside its steps and scores."""
 
-    value: float
-
-
-@dataclass(frozen=True, slots=True)
-class OomLine:
-    """The batch size does not fit in memory."""
+    OOM = "the batch size does not fit in memory"
+    GARBAGE = "so many lines were not of the protocol that waiting for a beat makes no sense"
+    EXITED = "the job and all it started are gone"
 
 
-def parse_line(raw: bytes) -> StepLine | MetricLine | OomLine | None:
-    """What a line says, or ``None`` for one that is not of this protocol."""
+def parse_line(raw: bytes) -> StepLine | float | Sign | None:
+    """What a line says, a number being a score, or ``None`` for one that is not of this protocol."""
     try:
         match raw.decode("ascii").split():
             case ["step"]:
@@ -283,9 +269,9 @@ def parse_line(raw: bytes) -> StepLine | MetricLine | OomLine | None:
             case ["step", at, count] if 1 <= int(count) <= MOST_STEPS:
                 return StepLine(_time_s(at), int(count))
             case ["metric", value]:
-                return MetricLine(_finite(value))
+                return _finite(value)
             case ["oom"]:
-                return OomLine()
+                return Sign.OOM
     except ValueError:
         pass
     return None
@@ -302,60 +288,36 @@ def _finite(word: str) -> float:
     return value
 
 
-class LineSplitter:
-    """Lines out of a stream of chunks; what never ends in a newline is cut at the longest line."""
-
-    def __init__(self) -> None:
-        self._rest = b""
-
-    def feed(self, chunk: bytes) -> list[bytes]:
-        """The lines that this chunk completes, empty ones left out."""
-        *lines, rest = (self._rest + chunk).split(b"\n")
-        if len(rest) > LONGEST_LINE:
-            lines.append(rest[:LONGEST_LINE])
-            rest = b""
-        self._rest = rest
-        return [line for line in lines if line.strip()]
-
-
-@dataclass(frozen=True, slots=True)
-class Garbage:
-    """So many lines were not of the protocol that waiting for a beat makes no sense."""
-
-
-@dataclass(frozen=True, slots=True)
-class Exited:
-    """The job and all it started are gone."""
-
-
-Event = Beat | OomLine | Garbage | Exited
+def split_lines(stream: bytes) -> tuple[list[bytes], bytes]:
+    """The whole lines of a stream, empty ones left out, and its rest; one that never ends is cut at the longest."""
+    *lines, rest = stream.split(b"\n")
+    if len(rest) > LONGEST_LINE:
+        lines.append(rest[:LONGEST_LINE])
+        rest = b""
+    return [line for line in lines if line.strip()], rest
 
 
 class Listener:
-    """Reads a job's beats and output in a thread of its own, so that the job never waits for Underwatt."""
+    """Reads a job's beats and output in a thread of its own, so that the job never waits for Underwatt.
 
-    def __init__(self, fifo: Path) -> None:
-        # Opened for both: opening does not wait for a writer, and no writer's leaving is the end.
-        self._beats = os.open(fifo, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
-        self._splitter = LineSplitter()
+    It listens until the output ends, which is when the last process that could write to it is gone.
+    """
+
+    def __init__(self, beats: int, output: IO[bytes]) -> None:
+        self._beats, self._rest = beats, b""
         self._last_s = time.monotonic()
         self.garbage_lines, self.garbage_example = 0, ""  # lines that are not of the protocol, and the first of them
         self.metrics: list[float] = []  # scores reported so far
+        self.events: queue.SimpleQueue[Beat | Sign] = queue.SimpleQueue()
         self._output = b""
         self._give_up_s = math.inf
-        self._thread: threading.Thread | None = None
-        self.events: queue.SimpleQueue[Event] = queue.SimpleQueue()
-
-    def start(self, output: IO[bytes]) -> None:
-        """Listen until the output ends, which is when the last process that could write to it is gone."""
         self._thread = threading.Thread(target=self._listen, args=(output,), name="underwatt-beats", daemon=True)
         self._thread.start()
 
     def stop(self) -> None:
         """Let go of the pipe, once all that was said has been heard or after a short while."""
         self._give_up_s = time.monotonic() + 0.5
-        if self._thread is not None:
-            self._thread.join()
+        self._thread.join()
 
     def last_lines(self) -> list[str]:
         """The end of what the job has printed."""
@@ -377,7 +339,7 @@ class Listener:
                 over = over or time.monotonic() > self._give_up_s
         self._read_beats()
         os.close(self._beats)
-        self.events.put(Exited())
+        self.events.put(Sign.EXITED)
 
     def _read_beats(self) -> None:
         try:
@@ -385,18 +347,18 @@ class Listener:
         except BlockingIOError:
             return
         now_s = time.monotonic()
-        unstamped = 0
-        garbage_before = self.garbage_lines
-        for raw in self._splitter.feed(chunk):
+        unstamped, garbage_before = 0, self.garbage_lines
+        lines, self._rest = split_lines(self._rest + chunk)
+        for raw in lines:
             line = parse_line(raw)
             if isinstance(line, StepLine):
                 if line.at_s is None:
                     unstamped += line.steps  # all of one chunk arrived at one time: one beat
                 else:
                     self._beat(line.at_s, line.steps, now_s)
-            elif isinstance(line, MetricLine):
-                self.metrics.append(line.value)
-            elif isinstance(line, OomLine):
+            elif isinstance(line, float):
+                self.metrics.append(line)
+            elif line is not None:
                 self.events.put(line)
             else:
                 self.garbage_lines += 1
@@ -404,7 +366,7 @@ class Listener:
         if unstamped:
             self._beat(now_s, unstamped, now_s)
         if garbage_before < HOPELESS_LINES <= self.garbage_lines:
-            self.events.put(Garbage())
+            self.events.put(Sign.GARBAGE)
 
     def _beat(self, at_s: float, steps: int, now_s: float) -> None:
         # A sender's time is believed only where it can be true: not before the last beat, not in the future.

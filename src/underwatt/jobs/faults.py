@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import re
 import traceback
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from underwatt.errors import OutOfMemoryError, StepError, UnderwattError, WorkloadError
+from underwatt.errors import OutOfMemoryError, StepError, UnderwattError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
     from typing_extensions import Self
 
@@ -59,36 +58,19 @@ def half_updated(batch_size: int, hint: str) -> OutOfMemoryError:
     )
 
 
-@contextmanager
-def job_faults(batch_size: int, of_run: str = "") -> Iterator[None]:
-    """Run a part of a job, its faults translated; an error of ours passes as it is."""
-    try:
-        yield
-    except UnderwattError:
-        raise
-    except Exception as exc:  # noqa: BLE001 - the job is the user's code and may raise anything
-        error, cause = _translated(exc, batch_size, of_run)
-        raise error from cause
-
-
-def call_job(batch_size: int, call: Callable[[], _Result]) -> _Result:
+def call_job(batch_size: int, call: Callable[[], _Result], of_run: str = "") -> _Result:
     """Call into a job, its faults translated; an error about memory remembers nothing, not even the fault itself."""
     try:
         return call()
     except UnderwattError:
         raise
-    except Exception as exc:  # noqa: BLE001 - as above
-        error, cause = _translated(exc, batch_size)
-    # Raised out here: an error that remembers the frames of a full GPU keeps that GPU full.
-    raise error from cause
-
-
-def _translated(exc: Exception, batch_size: int, of_run: str = "") -> tuple[WorkloadError, Exception | None]:
-    if ran_out_of_memory(exc):
+    except Exception as exc:  # the job is the user's code and may raise anything
+        if not ran_out_of_memory(exc):
+            first = _text(exc).splitlines()[0].rstrip(".")
+            raise StepError(f"The job failed in a step at batch size {batch_size}{of_run}: {first}.") from exc
         traceback.clear_frames(exc.__traceback__)
-        return does_not_fit(batch_size), None
-    first = _text(exc).splitlines()[0].rstrip(".")
-    return StepError(f"The job failed in a step at batch size {batch_size}{of_run}: {first}."), exc
+    # Raised out here: an error that remembers the frames of a full GPU keeps that GPU full.
+    raise does_not_fit(batch_size)
 
 
 def _text(error: Exception) -> str:

@@ -16,7 +16,7 @@ from underwatt.errors import OutOfMemoryError
 from underwatt.jobs import checkpoint
 from underwatt.jobs._torch import torch
 from underwatt.jobs.checkpoint import Progress
-from underwatt.jobs.faults import UpdateWatch, half_updated, job_faults
+from underwatt.jobs.faults import UpdateWatch, call_job, half_updated
 from underwatt.jobs.runs import RunResult
 from underwatt.jobs.training import Completion
 
@@ -93,11 +93,8 @@ class _Loop:
         try:
             with self._update:
                 pilot.simulate(size)
-                with self._guard.step(), job_faults(size):
-                    batch = training.fetch()
-                    with self._guard.changing():
-                        loss = training.learn(batch)
-                    self._completion.wait(pausing=pilot.controller.pausing)
+                with self._guard.step():
+                    loss = call_job(size, self._learn)
         except OutOfMemoryError:
             if self._update.begun:
                 hint = "Go on from the last checkpoint with --resume, and smaller batch sizes (-b)."
@@ -107,18 +104,21 @@ class _Loop:
             return
         pilot.stepped(training.batch_size, loss)
 
+    def _learn(self) -> torch.Tensor:
+        batch = self._training.fetch()
+        with self._guard.changing():
+            loss = self._training.learn(batch)
+        self._completion.wait(pausing=self._pilot.controller.pausing)
+        return loss
+
     def _judge(self) -> str:
         """How the training ends here, or nothing."""
         samples = self._training.samples
         if samples - self._evaluated_samples >= self._effort.evaluate_every_samples:
             device = self._training.device
             # Random numbers that a test draws are not missing in the training, where it is cut short and done again.
-            with (
-                self._pilot.elsewhere(),
-                torch.random.fork_rng([device] if device.type == "cuda" else []),
-                job_faults(self._training.batch_size),
-            ):
-                self._score = self._training.evaluate()
+            with self._pilot.elsewhere(), torch.random.fork_rng([device] if device.type == "cuda" else []):
+                self._score = call_job(self._training.batch_size, self._training.evaluate)
             self._evaluated_samples = samples
             self._pilot.scored(self._score, self._training.job.target)
             if self._training.job.reached(self._score):

@@ -12,12 +12,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 from underwatt.errors import JobError
 from underwatt.jobs._torch import torch
 from underwatt.jobs.data import train_and_test
-from underwatt.jobs.faults import job_faults
+from underwatt.jobs.faults import call_job
 from underwatt.jobs.job import Effort
 from underwatt.jobs.training import Training
 from underwatt.records import ConvergenceRun
@@ -63,9 +64,10 @@ def train_to_target(
     """
     devices = list(range(torch.cuda.device_count()))
     # Who calls this keeps their own random numbers.
-    with job_faults(batch_size, f", seed {seed}"), torch.random.fork_rng(devices):
+    with torch.random.fork_rng(devices):
         torch.manual_seed(seed)
-        return _train(job, batch_size, seed, effort, hopeless_samples, on_score)
+        train = partial(_train, job, batch_size, seed, effort, hopeless_samples, on_score)
+        return call_job(batch_size, train, f", seed {seed}")
 
 
 def _train(
