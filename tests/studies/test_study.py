@@ -16,6 +16,7 @@ from underwatt.jobs.job import Effort, Job
 from underwatt.jobs.load import load_job
 from underwatt.records import ConvergenceRun
 from underwatt.studies.study import (
+    HOPELESS_FACTOR,
     RunSpec,
     StudyProgress,
     StudySettings,
@@ -92,7 +93,7 @@ def test_worker_processes_give_the_same_runs_and_those_that_die_are_replaced(mon
     monkeypatch.setenv("TEST_FAIL_AT", "16")
     monkeypatch.setenv("TEST_DIE_AT", "64")
     there = study(job, address, settings(2, sizes=(4, 16, 64), seeds=(0, 1)))
-    assert set(there.runs) == set(here.runs)
+    assert set(map(repr, there.runs)) == set(map(repr, here.runs))  # text, in which NaN is like NaN
     assert all(run.reached for run in here.runs)
     assert len(there.failures) == 4
     for spec, error in there.failures:
@@ -206,8 +207,6 @@ def test_workers_suit_the_machine_and_the_work(job: Job) -> None:
 def test_nonsense_settings_are_refused() -> None:
     with pytest.raises(InputError):
         settings(0)
-    with pytest.raises(InputError):
-        StudySettings((4,), (0,), EFFORT, hopeless_factor=1.0)
 
 
 def test_it_is_said_where_the_data_is_not_a_proxy(job: Job) -> None:
@@ -281,8 +280,8 @@ def test_of_a_run_made_twice_the_newer_counts() -> None:
 
 def test_a_run_is_hopeless_at_a_multiple_of_the_best_of_the_same_target() -> None:
     runs = [ConvergenceRun(8, 0.9, 500.0), ConvergenceRun(16, 0.9, math.nan), ConvergenceRun(8, 0.5, 10.0)]
-    assert hopeless_samples(runs, 0.9, 4.0) == 2000.0
-    assert hopeless_samples(runs, 0.99, 4.0) == math.inf
+    assert hopeless_samples(runs, 0.9) == HOPELESS_FACTOR * 500.0
+    assert hopeless_samples(runs, 0.99) == math.inf
 
 
 def test_time_left_knows_that_small_batches_take_longer() -> None:

@@ -55,7 +55,7 @@ def train_to_target(
     effort: Effort,
     *,
     hopeless_samples: float = math.inf,
-    on_score: Callable[[int, float], None] | None = None,
+    on_score: Callable[[int, float], None] = lambda _samples, _score: None,
 ) -> TrainingEnd:
     """Train the job on its proxy data (its data where it has none) at a batch size until its target.
 
@@ -76,7 +76,7 @@ def _train(
     seed: int,
     effort: Effort,
     hopeless_samples: float,
-    on_score: Callable[[int, float], None] | None,
+    on_score: Callable[[int, float], None],
 ) -> TrainingEnd:
     training = Training(job, batch_size, proxy=True, seed=seed)
     scores: list[tuple[int, float]] = [(0, training.evaluate())]
@@ -92,8 +92,7 @@ def _train(
             loss = _train_stretch(training, effort)
             score = training.evaluate()
             scores.append((training.samples, score))
-            if on_score is not None:
-                on_score(training.samples, score)
+            on_score(training.samples, score)
             if job.reached(score):
                 ended, samples_to_target = "reached", crossing(scores[-2], scores[-1], job.target)
             elif not (math.isfinite(loss) and math.isfinite(score)):

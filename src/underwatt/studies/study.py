@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from underwatt.errors import InputError
-from underwatt.studies.workers import Failed, Finished, InProcessPool, ProcessPool, RunSpec, Scored
+from underwatt.studies.workers import Ended, InProcessPool, ProcessPool, RunSpec, Scored
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -38,15 +38,10 @@ class StudySettings:
     seeds: tuple[int, ...]
     effort: Effort
     workers: int | None = None
-    hopeless_factor: float = HOPELESS_FACTOR
 
     def __post_init__(self) -> None:
         if self.workers is not None and self.workers < 1:
             raise InputError(f"A study needs at least one process, not {self.workers}.")
-        if not self.hopeless_factor > 1:
-            raise InputError(
-                f"Giving runs up at {self.hopeless_factor:g} times the best would end the best.", hint="Use 2 or more."
-            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,8 +72,8 @@ def study(
     settings: StudySettings,
     *,
     done: Sequence[ConvergenceRun] = (),
-    on_run: Callable[[ConvergenceRun], None] | None = None,
-    on_progress: Callable[[StudyProgress], None] | None = None,
+    on_run: Callable[[ConvergenceRun], None] = lambda _run: None,
+    on_progress: Callable[[StudyProgress], None] = lambda _progress: None,
 ) -> StudyResult:
     """Make the runs that are not among ``done``, or were given up there before they took as many samples as now.
 
@@ -87,7 +82,7 @@ def study(
     reported in the result and does not stop the others. Ctrl-C ends the workers and is raised on.
     """
     done = newest_rates(done)
-    enough = min(settings.effort.limit_samples, hopeless_samples(done, job.target, settings.hopeless_factor))
+    enough = min(settings.effort.limit_samples, hopeless_samples(done, job.target))
     specs = runs_to_make(settings.batch_sizes, settings.seeds, done, job.target, job.lr_at, may_take_samples=enough)
     progress = _Progress(specs, on_run, on_progress)
     if specs:
@@ -96,8 +91,7 @@ def study(
             progress.workers = pool.workers
             while progress.waiting or progress.running_since_s:
                 while progress.waiting and len(progress.running_since_s) < pool.workers:
-                    known = [*done, *progress.runs]
-                    pool.start(progress.next(), hopeless_samples(known, job.target, settings.hopeless_factor))
+                    pool.start(progress.next(), hopeless_samples([*done, *progress.runs], job.target))
                 progress.ended(pool.wait())
         finally:
             pool.close()
@@ -123,7 +117,7 @@ def _pool(
     suited, gpus = default_workers(job, runs)
     workers = min(settings.workers or suited, runs)
     if workers == 1:
-        return InProcessPool(job, settings.effort, on_scored)
+        return InProcessPool(lambda: job, settings.effort, on_scored)
     return ProcessPool(address, settings.effort, on_scored, workers, gpus)
 
 
@@ -133,8 +127,8 @@ class _Progress:
     def __init__(
         self,
         specs: tuple[RunSpec, ...],
-        on_run: Callable[[ConvergenceRun], None] | None,
-        on_progress: Callable[[StudyProgress], None] | None,
+        on_run: Callable[[ConvergenceRun], None],
+        on_progress: Callable[[StudyProgress], None],
     ) -> None:
         self.waiting = deque(specs)
         self.running_since_s: dict[RunSpec, float] = {}
@@ -143,8 +137,7 @@ class _Progress:
         self.workers = 1
         self._total = len(specs)
         self._took_s: list[tuple[RunSpec, float]] = []
-        self._on_run = on_run
-        self._on_progress = on_progress
+        self._on_run, self._on_progress = on_run, on_progress
 
     def next(self) -> RunSpec:
         """The run that begins now."""
@@ -156,21 +149,17 @@ class _Progress:
         """A run under way has a new score."""
         self._report(event.spec, event.samples, event.score, "")
 
-    def ended(self, event: Finished | Failed) -> None:
+    def ended(self, event: Ended) -> None:
         """A run came to an end; it is handed over before anything else."""
         self._took_s.append((event.spec, time.monotonic() - self.running_since_s.pop(event.spec)))
-        if isinstance(event, Failed):
+        if event.error is not None:
             self.failures.append((event.spec, event.error))
-            self._report(event.spec, math.nan, math.nan, "failed")
-            return
-        self.runs.append(event.run)
-        if self._on_run is not None:
+        if event.run is not None:
+            self.runs.append(event.run)
             self._on_run(event.run)
-        self._report(event.spec, event.run.samples, math.nan, event.ended)
+        self._report(event.spec, event.run.samples if event.run else math.nan, math.nan, event.how)
 
     def _report(self, spec: RunSpec, samples: float, score: float, ended: str) -> None:
-        if self._on_progress is None:
-            return
         now_s = time.monotonic()
         running_s = [now_s - since_s for since_s in self.running_since_s.values()]
         left_s = time_left_s(tuple(self.waiting), running_s, self._took_s, self.workers)
@@ -221,10 +210,10 @@ def runs_to_make(
     return tuple(spec for spec in wanted if (spec.batch_size, spec.seed) not in made)
 
 
-def hopeless_samples(runs: Iterable[ConvergenceRun], target: float, factor: float = HOPELESS_FACTOR) -> float:
+def hopeless_samples(runs: Iterable[ConvergenceRun], target: float) -> float:
     """Where a run is given up: a multiple of the best known; without end while none is known."""
-    best = min((run.samples for run in runs if run.target == target and run.reached), default=math.inf)
-    return factor * best
+    reached = [run.samples for run in runs if run.target == target and run.reached]
+    return HOPELESS_FACTOR * min(reached, default=math.inf)
 
 
 def time_left_s(

@@ -1,32 +1,34 @@
 """Where runs are made: in this process one after the other, or in several worker processes side by side.
 
-A worker is ``python -m underwatt.studies.workers ADDRESS``. Lines of JSON go to its standard input, one a run, and come
-back where its standard output was: scores on the way, then how the run ended. What the job prints goes to standard
-error. A worker lives on the pipe to its standard input: when this process ends, however it ends, the pipe closes and
-the worker goes too.
+A worker is a Python process that does ``work``. Runs to make are pickled into its standard input, and events come back
+where its standard output was: scores on the way, then how the run ended. What the job prints goes to standard error. A
+worker lives on the pipe to its standard input: when this process ends, however it ends, the pipe closes and the worker
+goes too.
 """
 
 from __future__ import annotations
 
 import contextlib
-import json
 import os
+import pickle
 import queue
 import signal
 import subprocess
 import sys
 import tempfile
 import threading
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from underwatt.errors import StepError, UnderwattError
-from underwatt.jobs.job import Effort, Job
 from underwatt.jobs.load import load_job
-from underwatt.records import ConvergenceRun, from_json, to_json
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+
+    from underwatt.jobs.job import Effort, Job
+    from underwatt.records import ConvergenceRun
 
 _TURN_S = 0.2  # how long a wait may keep Ctrl-C from being seen
 
@@ -52,20 +54,13 @@ class Scored:
 
 
 @dataclass(frozen=True, slots=True)
-class Finished:
-    """A run is over."""
+class Ended:
+    """A run is over, or could not be made."""
 
     spec: RunSpec
-    run: ConvergenceRun
-    ended: str
-
-
-@dataclass(frozen=True, slots=True)
-class Failed:
-    """A run could not be made."""
-
-    spec: RunSpec
-    error: UnderwattError
+    how: str  # "failed", or as in ``TrainingEnd``
+    run: ConvergenceRun | None = None
+    error: UnderwattError | None = None
 
 
 class InProcessPool:
@@ -76,7 +71,7 @@ class InProcessPool:
 
     workers = 1
 
-    def __init__(self, job: Job, effort: Effort, on_scored: Callable[[Scored], None]) -> None:
+    def __init__(self, job: Callable[[], Job], effort: Effort, on_scored: Callable[[Scored], None]) -> None:
         self._job, self._effort, self._on_scored = job, effort, on_scored
         self._next: tuple[RunSpec, float] | None = None
 
@@ -84,7 +79,7 @@ class InProcessPool:
         """Note what is to be done: it is done while waiting for it."""
         self._next = (spec, hopeless_samples)
 
-    def wait(self) -> Finished | Failed:
+    def wait(self) -> Ended:
         """Make the run."""
         from underwatt.studies.proxy_training import train_to_target
 
@@ -92,7 +87,7 @@ class InProcessPool:
         (spec, hopeless), self._next = self._next, None
         try:
             end = train_to_target(
-                self._job,
+                self._job(),
                 spec.batch_size,
                 spec.seed,
                 self._effort,
@@ -100,8 +95,8 @@ class InProcessPool:
                 on_score=lambda samples, score: self._on_scored(Scored(spec, samples, score)),
             )
         except UnderwattError as exc:
-            return Failed(spec, exc)
-        return Finished(spec, end.run, end.ended)
+            return Ended(spec, "failed", error=exc)
+        return Ended(spec, end.ended, end.run)
 
     def close(self) -> None:
         """Nothing goes on in the background."""
@@ -115,7 +110,7 @@ class ProcessPool:
     ) -> None:
         self.workers = workers
         self._effort, self._on_scored = effort, on_scored
-        self._events: queue.Queue[tuple[_Worker, Scored | Finished | Failed]] = queue.Queue()
+        self._events: queue.Queue[tuple[_Worker, Scored | Ended]] = queue.Queue()
         # More processes than GPUs share them in turn.
         self._all = [_Worker(address, self._events, gpus[i % len(gpus)] if gpus else None) for i in range(workers)]
         self._idle = list(self._all)
@@ -124,7 +119,7 @@ class ProcessPool:
         """Give a run to an idle worker."""
         self._idle.pop().start(spec, self._effort, hopeless_samples)
 
-    def wait(self) -> Finished | Failed:
+    def wait(self) -> Ended:
         """Listen to all workers until a run ends."""
         while True:
             with contextlib.suppress(queue.Empty):
@@ -145,13 +140,13 @@ class _Worker:
     """One worker process, started when first needed and again after it died."""
 
     def __init__(self, address: str, events: queue.Queue[Any], gpu: str | None) -> None:
-        self._command = [sys.executable, "-m", __name__, address]
+        self._command = [sys.executable, "-c", f"from {__name__} import work; work()", address]
         # One thread a worker, also in the libraries that read this before we can say so.
         self._environment = {**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
         if gpu is not None:
             self._environment["CUDA_VISIBLE_DEVICES"] = gpu
         self._events = events
-        self._process: subprocess.Popen[str] | None = None
+        self._process: subprocess.Popen[bytes] | None = None
         self._printed: Any = None
 
     def start(self, spec: RunSpec, effort: Effort, hopeless_samples: float) -> None:
@@ -161,12 +156,11 @@ class _Worker:
             process = self._launch()
         assert process.stdin is not None
         with contextlib.suppress(BrokenPipeError):  # it died at once: the listener says why
-            order = {"spec": asdict(spec), "effort": asdict(effort), "hopeless_samples": hopeless_samples}
-            process.stdin.write(json.dumps(order) + "\n")
+            pickle.dump((spec, effort, hopeless_samples), process.stdin)
             process.stdin.flush()
         threading.Thread(target=self._listen, args=(spec, process), daemon=True).start()
 
-    def _launch(self) -> subprocess.Popen[str]:
+    def _launch(self) -> subprocess.Popen[bytes]:
         self.kill()
         self._printed = tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace")  # noqa: SIM115
         self._process = subprocess.Popen(
@@ -174,28 +168,19 @@ class _Worker:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._printed,
-            text=True,
-            encoding="utf-8",
             env=self._environment,
             start_new_session=True,  # so that its own children, such as loaders of data, can be ended with it
         )
         return self._process
 
-    def _listen(self, spec: RunSpec, process: subprocess.Popen[str]) -> None:
+    def _listen(self, spec: RunSpec, process: subprocess.Popen[bytes]) -> None:
         assert process.stdout is not None
-        for line in iter(process.stdout.readline, ""):
-            message = json.loads(line)
-            if "score" in message:
-                self._events.put((self, Scored(spec, message["samples"], message["score"])))
-                continue
-            if "error" in message:
-                self._events.put((self, Failed(spec, StepError(message["error"], hint=message["hint"]))))
-            else:
-                run = from_json(ConvergenceRun, message["run"])
-                self._events.put((self, Finished(spec, run, message["ended"])))
-            return
-        process.wait()
-        self._events.put((self, Failed(spec, self._died(process.returncode))))
+        try:
+            while isinstance(event := pickle.load(process.stdout), Scored):  # noqa: S301 - from a process of ours
+                self._events.put((self, event))
+        except (EOFError, pickle.UnpicklingError):  # it died, maybe in the middle of an event
+            event = Ended(spec, "failed", error=self._died(process.wait()))
+        self._events.put((self, event))
 
     def _died(self, code: int) -> StepError:
         how = f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
@@ -221,43 +206,26 @@ class _Worker:
             self._printed = None
 
 
-def work(address: str) -> int:
+def work() -> None:
     """What a worker process does: make the runs it is told to, until its standard input ends."""
     from underwatt.jobs._torch import torch
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which ends us in good order
-    replies = os.fdopen(os.dup(1), "w", buffering=1, encoding="utf-8")
+    replies = os.fdopen(os.dup(1), "wb", buffering=0)
     os.dup2(2, 1)
-    orders: queue.Queue[dict[str, Any]] = queue.Queue()
+    orders: queue.Queue[Any] = queue.Queue()
     threading.Thread(target=_take_orders, args=(orders,), daemon=True).start()
     torch.set_num_threads(1)  # the study uses the cores by running side by side
-
-    def reply(**message: Any) -> None:
-        replies.write(json.dumps(message) + "\n")
-
-    try:
-        job = load_job(address)
-    except UnderwattError as exc:
-        reply(error=exc.message, hint=exc.hint)
-        return 1
+    job = cache(lambda: load_job(sys.argv[1]))
     while True:
-        order = orders.get()
-        pool = InProcessPool(
-            job, Effort(**order["effort"]), lambda scored: reply(samples=scored.samples, score=scored.score)
-        )
-        pool.start(RunSpec(**order["spec"]), order["hopeless_samples"])
-        event = pool.wait()
-        if isinstance(event, Failed):
-            reply(error=event.error.message, hint=event.error.hint)
-        else:
-            reply(run=to_json(event.run), ended=event.ended)
+        spec, effort, hopeless_samples = orders.get()
+        pool = InProcessPool(job, effort, lambda scored: pickle.dump(scored, replies))
+        pool.start(spec, hopeless_samples)
+        pickle.dump(pool.wait(), replies)
 
 
-def _take_orders(orders: queue.Queue[dict[str, Any]]) -> None:
-    for line in sys.stdin:
-        orders.put(json.loads(line))
+def _take_orders(orders: queue.Queue[Any]) -> None:
+    with contextlib.suppress(EOFError):
+        while True:
+            orders.put(pickle.load(sys.stdin.buffer))  # noqa: S301 - from the process that started this one
     os._exit(0)  # from a thread, in the middle of a training: nothing here is worth keeping
-
-
-if __name__ == "__main__":
-    sys.exit(work(sys.argv[1]))
