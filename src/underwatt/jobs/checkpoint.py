@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from underwatt.jobs.training import Training
 
 NAME = "checkpoint.pt"
+AFRESH = "Start a run without --resume, in a folder of its own."
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,19 +75,14 @@ def load(folder: Path, workload_id: str) -> tuple[dict[str, Any], Progress]:
     """State and progress of a run; refuses one of another job."""
     path = folder / NAME
     if not path.is_file():
-        raise InputError(
-            f"There is no checkpoint in {folder}.", hint="Start a run without --resume, in a folder of its own."
-        )
+        raise InputError(f"There is no checkpoint in {folder}.", hint=AFRESH)
     try:
         # On the CPU, whatever it was trained on: random states must lie there, and all else is copied from there.
         found = torch.load(path, map_location="cpu", weights_only=True)
         training, progress = found["training"], Progress(**found["progress"])
     except Exception as exc:  # a damaged file raises anything
         why = (str(exc).strip().splitlines() or [type(exc).__name__])[0].rstrip(".")
-        raise InputError(
-            f"The checkpoint {path} cannot be read ({why}).",
-            hint="Start a run without --resume, in a folder of its own.",
-        ) from exc
+        raise InputError(f"The checkpoint {path} cannot be read ({why}).", hint=AFRESH) from exc
     if progress.workload_id != workload_id:
         raise InputError(
             f"The checkpoint in {folder} is of another job, or of this one before it was changed.",

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from underwatt.jobs.checkpoint import Progress
     from underwatt.jobs.job import Job
     from underwatt.measure.workload import Workload
-    from underwatt.records import Measurement, Profile, WorkloadCost, WorkloadInfo
+    from underwatt.records import Profile, WorkloadInfo
     from underwatt.runlog.record import RunRecord, Verdict
     from underwatt.store.store import Store
 
@@ -150,14 +150,6 @@ class Run:
     listener: Callable[[Event], None] | None = None
     watch: Callable[[Pilot], None] = field(default=lambda _pilot: None)
 
-    def known(self, workload: WorkloadInfo) -> tuple[Measurement, ...]:
-        """What was measured before of this workload on this device, with the knobs that may be set now."""
-        from underwatt.device.base import permitted_space
-
-        knobs = tuple(knob.name for knob in permitted_space(self.device).knobs) if self.options.set_modes else ()
-        measured = self.store.measurements(self.store.profile_id(self.device.info, workload))
-        return tuple(m for m in measured if tuple(m.setting.mode.knobs()) == knobs)
-
     def pilot(self, stack: contextlib.ExitStack, workload: WorkloadInfo, **more: Any) -> Pilot:
         """A pilot with a log and an inbox in the run's folder."""
         try:
@@ -170,31 +162,27 @@ class Run:
         warning = stack.enter_context(register_run(self.folder, workload.name, self.device.info.name))
         if warning and self.listener:
             self.listener(Noted(level="warning", text=warning))
-        arguments: dict[str, Any] = {
-            "convergence": self.convergence,
-            "known": self.known(workload),
-            "references": self.references,
-            "set_modes": self.options.set_modes,
-            "batch_sizes": self.batch_sizes,
-            **more,
-        }
-        sizes = arguments.pop("batch_sizes")
         return Pilot(
             self.device,
             workload,
-            sizes,
+            self.batch_sizes,
             self.live,
+            convergence=self.convergence,
+            known=self.store.measurements(self.store.profile_id(self.device.info, workload)),
+            references=self.references,
+            set_modes=self.options.set_modes,
             saver=Saver(self.store, self.device.info, workload),
             log=log,
             inbox=Inbox(self.folder),
             listener=self.listener,
-            **arguments,
+            **more,
         )
 
 
 def run_job(run: Run, job: Job) -> RunResult:
     """Train a PyTorch job to its target, in this process, or go on where the folder's run stopped."""
     from underwatt.jobs import checkpoint
+    from underwatt.jobs.cost import count_cost
     from underwatt.jobs.data import fillable, left_out, train_and_test
     from underwatt.jobs.identity import job_info
     from underwatt.jobs.job import Effort
@@ -204,33 +192,28 @@ def run_job(run: Run, job: Job) -> RunResult:
     workload = job_info(job)
     length = len(train_and_test(job)[0])
     sizes = fillable(run.batch_sizes, length)
-    cost = _cost(run.device, job)
-    state = progress = None
+    cost = count_cost(job) if isinstance(run.device, SimulatesLoad) else None
+    state = progress = posted = None
     elapsed_s = energy_j = 0.0
-    dropped: BudgetChanged | None = None
     if run.options.resume:
         state, progress = checkpoint.load(run.folder, workload.id)
         if progress.done:
-            raise InputError(
-                f"The run in {run.folder} has ended: {progress.done}.",
-                hint="Start a run without --resume, in a folder of its own.",
-            )
-        elapsed_s, energy_j = _spent(run.folder / LOG_NAME, progress)
-        dropped = _posted(run.folder / LOG_NAME)
+            raise InputError(f"The run in {run.folder} has ended: {progress.done}.", hint=checkpoint.AFRESH)
+        elapsed_s, energy_j, posted = _so_far(run.folder / LOG_NAME, progress)
         run.live.resumes(elapsed_s)
     with contextlib.ExitStack() as stack:
         training = Training(job, sizes[0])
         stack.callback(training.close)
         if state is not None:
             training.restore(state)
-        pilot = run.pilot(stack, workload, batch_sizes=sizes, cost=cost, elapsed_s=elapsed_s)
+        pilot = replace(run, batch_sizes=sizes).pilot(stack, workload, cost=cost, elapsed_s=elapsed_s)
         pilot.target = job.target
         if progress is not None:
             pilot.continues(samples=training.samples, steps=training.steps, share=progress.share, energy_j=energy_j)
             pilot.score = progress.score
         stack.enter_context(pilot)
         if progress is not None:
-            pilot.note("info", _going_on(training.samples, run.live, elapsed_s, dropped))
+            pilot.note("info", _going_on(training.samples, run.live, elapsed_s, posted))
         if text := left_out(run.batch_sizes, length):
             pilot.note("warning", text)
         effort = Effort(run.options.evaluate_every, run.options.limit_samples or math.inf)
@@ -239,42 +222,30 @@ def run_job(run: Run, job: Job) -> RunResult:
         )
 
 
-def _spent(log: Path, progress: Progress) -> tuple[float, float]:
-    """Seconds and joules that a run has taken, also since its last checkpoint: what was lost was drawn all the same."""
+def _so_far(log: Path, progress: Progress) -> tuple[float, float, BudgetChanged | None]:
+    """Seconds and joules that a run has taken, and the budget that it was given on its way and kept to its end.
+
+    Also since its last checkpoint: what was lost was drawn all the same.
+    """
     try:
         record = read_log(log)
     except InputError:  # lost or damaged: the checkpoint is what matters
-        return progress.elapsed_s, progress.energy_j
+        return progress.elapsed_s, progress.energy_j, None
     told_j = [event.energy_j for event in record.events if isinstance(event, (Progressed, Ended))]
     counted = [energy_j for energy_j in told_j if math.isfinite(energy_j)]
     last_s = max([event.at_s for event in record.events] + record.power.at_s[-1:].tolist())
-    # Never 0, which would be taken for a run that begins.
-    return max(progress.elapsed_s, last_s, 1e-3), max(progress.energy_j, counted[-1] if counted else 0.0)
+    budgets = record.of(BudgetChanged)
+    posted = budgets[-1] if budgets and budgets[-1].why == "changed" else None
+    # Never 0 seconds, which would be taken for a run that begins.
+    return max(progress.elapsed_s, last_s, 1e-3), max([progress.energy_j, *counted[-1:]]), posted
 
 
-def _posted(log: Path) -> BudgetChanged | None:
-    """The budget that a run was given on its way and kept to its end."""
-    try:
-        budgets = read_log(log).of(BudgetChanged)
-    except InputError:
-        return None
-    return budgets[-1] if budgets and budgets[-1].why == "changed" else None
-
-
-def _going_on(samples: int, live: LiveBudget, elapsed_s: float, dropped: BudgetChanged | None) -> str:
+def _going_on(samples: int, live: LiveBudget, elapsed_s: float, posted: BudgetChanged | None) -> str:
     text = f"Going on at {samples:,} samples, with a budget of {live}."
     meant = (live.power_w(elapsed_s), live.budget.watts.value, live.budget.window_s)
-    if dropped is None or (dropped.power_w, dropped.watts, dropped.window_s) == meant:
+    if posted is None or (posted.power_w, posted.watts, posted.window_s) == meant:
         return text
-    return f"{text} The {dropped.power_w:g} W that it had been given on its way hold no more."
-
-
-def _cost(device: Device, job: Job) -> WorkloadCost | None:
-    if not isinstance(device, SimulatesLoad):
-        return None
-    from underwatt.jobs.cost import count_cost
-
-    return count_cost(job)
+    return f"{text} The {posted.power_w:g} W that it had been given on its way hold no more."
 
 
 # A foreign command under a budget: its batch size is searched for, then it runs to its own end.
@@ -310,9 +281,8 @@ class _Command:
 
     def search(self) -> bool:
         """Start the command at one batch size after the other; whether there are joules left then."""
-        pilot = self._pilot
-        starts, before = 0, 0
-        while self._is_searching() and pilot.energy_left_j > 0:
+        pilot, starts, before = self._pilot, 0, 0
+        while self._goes_on():
             size = pilot.batch_size
             starts, before = (starts + 1 if size == before else 1), size
             if starts > MOST_STARTS:
@@ -343,10 +313,8 @@ class _Command:
                 beat = steps.step()
 
     def _goes_on(self) -> bool:
-        return self._is_searching() and self._pilot.energy_left_j > 0
-
-    def _is_searching(self) -> bool:
+        """Whether there is something to search for, and joules to do it."""
         now_s = self._pilot.elapsed_s
         if self._pilot.controller.phase is Phase.SEARCHING:
             self._searched_s = now_s
-        return now_s < self._searched_s + SEARCHED_S
+        return now_s < self._searched_s + SEARCHED_S and self._pilot.energy_left_j > 0

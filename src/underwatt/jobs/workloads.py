@@ -205,9 +205,7 @@ class SimulatedWorkload:
     """Steps of a known cost that pass in the time of a simulated device; nothing is trained."""
 
     def __init__(self, info: WorkloadInfo, cost: WorkloadCost, device: SimulatedDevice) -> None:
-        self.info = info
-        self._cost = cost
-        self._device = device
+        self.info, self._cost, self._device = info, cost, device
 
     def cost(self) -> WorkloadCost:
         """The cost that the device simulates."""
@@ -222,9 +220,7 @@ class SimulatedRun:
     """A simulated job under way."""
 
     def __init__(self, cost: WorkloadCost, batch_size: int, device: SimulatedDevice) -> None:
-        self._cost = cost
-        self._batch_size = batch_size
-        self._device = device
+        self._cost, self._batch_size, self._device = cost, batch_size, device
 
     def step(self) -> Beat:
         """Let one step pass on the device."""
