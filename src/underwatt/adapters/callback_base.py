@@ -91,7 +91,9 @@ class FixedBatchBudget:
         if processes > 1:
             tuner.note("warning", f"Of {processes} processes only the first controls, and only its own device.")
 
-    def _step_begins(self) -> None:
+    # What follows may be an event of a trainer as it is: what that hands over is not looked at.
+
+    def _step_begins(self, *_: Any, **__: Any) -> None:
         """An optimizer step begins; whatever else went on is over."""
         if self._tuner is not None:
             self._other_work.close()
@@ -102,17 +104,17 @@ class FixedBatchBudget:
         if self._tuner is not None:
             self._tuner.step(loss)
 
-    def _other_work_begins(self) -> None:
+    def _other_work_begins(self, *_: Any, **__: Any) -> None:
         """Something else begins, such as a test of the model, and lasts until the next step at most."""
         if self._tuner is not None:
             self._other_work.close()
             self._other_work.enter_context(self._tuner.testing())
 
-    def _other_work_ended(self) -> None:
+    def _other_work_ended(self, *_: Any, **__: Any) -> None:
         """What was begun by ``_other_work_begins`` is over."""
         self._other_work.close()
 
-    def _end(self, error: BaseException | None = None) -> None:
+    def _end(self, *_: Any, error: BaseException | None = None, **__: Any) -> None:
         """Put everything back; may be called again."""
         tuner, self._tuner = self._tuner, None
         if tuner is not None:

@@ -57,29 +57,15 @@ class BudgetCallback(FixedBatchBudget, Callback):
             self._step_is_under_way, self._global_step = False, trainer.global_step
             self._step_ended(outputs.get("loss") if isinstance(outputs, Mapping) else outputs)
 
-    def on_validation_start(self, *_: Any, **__: Any) -> None:
-        """No training until validation ends."""
-        self._other_work_begins()
-
-    def on_validation_end(self, *_: Any, **__: Any) -> None:
-        """Training goes on."""
-        self._other_work_ended()
-
-    def on_save_checkpoint(self, *_: Any, **__: Any) -> None:
-        """No training until the next batch: Lightning does not say when a checkpoint is written."""
-        self._other_work_begins()
-
-    def on_train_end(self, *_: Any, **__: Any) -> None:
-        """Put everything back."""
-        self._end()
+    on_validation_start = FixedBatchBudget._other_work_begins
+    on_validation_end = FixedBatchBudget._other_work_ended
+    on_save_checkpoint = FixedBatchBudget._other_work_begins  # Lightning does not say when one is written
+    on_train_end = FixedBatchBudget._end
+    teardown = FixedBatchBudget._end  # where Lightning leaves the training by another way
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         """Put everything back after an error, Ctrl-C or SIGTERM."""
-        self._end(exception)
-
-    def teardown(self, *_: Any, **__: Any) -> None:
-        """Put everything back where Lightning leaves the training by another way."""
-        self._end()
+        self._end(error=exception)
 
 
 def _batch_size_of(loader: Any) -> int | None:

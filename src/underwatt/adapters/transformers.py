@@ -49,7 +49,7 @@ class BudgetCallback(FixedBatchBudget, TrainerCallback):
             try:
                 return train(*args, **kwargs)
             except BaseException as exc:
-                self._end(exc)
+                self._end(error=exc)
                 raise
 
         trainer.train = guarded_train  # type: ignore[method-assign]
@@ -74,15 +74,13 @@ class BudgetCallback(FixedBatchBudget, TrainerCallback):
                 processes=args.world_size,
             )
 
-    def on_step_begin(self, *_: Any, **__: Any) -> None:
-        """Begin a step."""
-        self._step_begins()
+    on_step_begin = FixedBatchBudget._step_begins
+    on_train_end = FixedBatchBudget._end
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         """End a step; evaluation and saving may follow it."""
         self._step_ended(self._loss)
-        if control.should_evaluate or control.should_save:
-            self._other_work_begins()
+        self.on_epoch_end(args, state, control)
 
     def on_epoch_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
@@ -101,10 +99,6 @@ class BudgetCallback(FixedBatchBudget, TrainerCallback):
     ) -> None:
         """Keep the loss for our own log."""
         self._loss = (logs or {}).get("loss", self._loss)
-
-    def on_train_end(self, *_: Any, **__: Any) -> None:
-        """Put everything back."""
-        self._end()
 
 
 def _trainer_under_construction() -> Trainer:

@@ -24,7 +24,7 @@ from underwatt.device.registry import open_device
 from underwatt.errors import InputError, OutOfMemoryError
 from underwatt.events import Noted
 from underwatt.jobs.data import PassBatches, fillable, left_out, open_pass
-from underwatt.jobs.faults import UpdateWatch, half_updated, ran_out_of_memory
+from underwatt.jobs.faults import half_updated, ran_out_of_memory, watch_updates
 from underwatt.jobs.job import LrRule, scaled_lr, usual_rule
 from underwatt.jobs.training import Completion
 from underwatt.records import WorkloadInfo
@@ -174,20 +174,19 @@ class Tuner:
         ``OutOfMemoryError`` where there is no smaller batch size, and where the optimizer had begun to change the
         model, which nobody can do again.
         """
-        watch = UpdateWatch()
-        try:
-            with watch:
+        with watch_updates() as update_begun:
+            try:
                 yield
-        except Exception as exc:
-            batches, size = self._handed_out, self._batch_size
-            if batches is None or not ran_out_of_memory(exc):
-                raise
-            traceback.clear_frames(exc.__traceback__)  # they hold what fills the memory
-            if watch.begun:
-                raise half_updated(size, "Go on from your last checkpoint, with smaller batch sizes.") from exc
-            self._pilot.out_of_memory(size)
-            batches.take_back()
-            self._handed_out = None
+            except Exception as exc:
+                batches, size = self._handed_out, self._batch_size
+                if batches is None or not ran_out_of_memory(exc):
+                    raise
+                traceback.clear_frames(exc.__traceback__)  # they hold what fills the memory
+                if update_begun.is_set():
+                    raise half_updated(size, "Go on from your last checkpoint, with smaller batch sizes.") from exc
+                self._pilot.out_of_memory(size)
+                batches.take_back()
+                self._handed_out = None
 
     def starts(self, batch_size: int, parts: int = 1) -> None:
         """A step of this batch size begins, in so many parts whose gradients are added up.

@@ -8,18 +8,7 @@ require("torch", extra="torch")
 
 # After the check, whose error is the better one.
 import torch  # noqa: E402
-from torch.autograd.graph import saved_tensors_hooks  # noqa: E402
 from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
-from torch.utils.data import DataLoader, Subset, TensorDataset, default_collate  # noqa: E402
 from torch.utils.flop_counter import FlopCounterMode  # noqa: E402
 
-__all__ = [
-    "DataLoader",
-    "FlopCounterMode",
-    "Subset",
-    "TensorDataset",
-    "TorchDispatchMode",
-    "default_collate",
-    "saved_tensors_hooks",
-    "torch",
-]
+__all__ = ["FlopCounterMode", "TorchDispatchMode", "torch"]

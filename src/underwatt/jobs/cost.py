@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from underwatt.errors import JobError, UnderwattError
-from underwatt.jobs._torch import FlopCounterMode, TorchDispatchMode, saved_tensors_hooks, torch
+from underwatt.jobs._torch import FlopCounterMode, TorchDispatchMode, torch
 from underwatt.jobs.data import as_dataset, first_batch
 from underwatt.jobs.training import build_model, forward, loss_of, to_device
 from underwatt.records import WorkloadCost
@@ -21,14 +20,6 @@ if TYPE_CHECKING:
 SMALL, LARGE = 2, 4
 # PyTorch's multi-tensor optimizer kernels take some dozens of tensors a launch (30 to 110, by how many lists).
 TENSORS_PER_LAUNCH = 36
-
-
-@dataclass(frozen=True, slots=True)
-class _Count:
-    flops: float
-    bytes_moved: float
-    kernels: float
-    activation_bytes: float
 
 
 def count_cost(job: Job) -> WorkloadCost:
@@ -68,7 +59,7 @@ def _count_cost(job: Job) -> WorkloadCost:
 
 def _count_step(job: Job, model: torch.nn.Module, batch_size: int) -> _Count:
     """Forward and backward at one batch size."""
-    flops = FlopCounterMode(display=False, custom_mapping=_FLOPS)
+    flops, count = FlopCounterMode(display=False, custom_mapping=_FLOPS), _Count()
     model.zero_grad(set_to_none=True)
     batch = to_device(first_batch(job, batch_size), "meta")
     own = {_storage_key(value) for value in [*model.parameters(), *model.buffers()]}
@@ -80,24 +71,25 @@ def _count_step(job: Job, model: torch.nn.Module, batch_size: int) -> _Count:
             saved[_storage_key(value)] = value.untyped_storage()
         return value
 
-    with flops, _Traffic() as traffic:
-        with saved_tensors_hooks(save, lambda value: value):
+    with flops, count:
+        with torch.autograd.graph.saved_tensors_hooks(save, lambda value: value):
             loss = loss_of(job, *forward(job, model, batch))
-        activation_bytes = float(sum(storage.nbytes() for storage in saved.values()))
+        count.activation_bytes = float(sum(storage.nbytes() for storage in saved.values()))
         loss.backward()  # type: ignore[no-untyped-call]
-    return _Count(flops.get_total_flops(), traffic.bytes_moved, traffic.kernels, activation_bytes)
+    count.flops = flops.get_total_flops()
+    return count
 
 
-def _count_update(optimizer: torch.optim.Optimizer) -> _Traffic:
+def _count_update(optimizer: torch.optim.Optimizer) -> _Count:
     """One step of the optimizer, in the multi-tensor form that PyTorch uses on a GPU."""
     for group in optimizer.param_groups:
         if group.get("foreach", False) is None and not group.get("fused"):
             group["foreach"] = True
     optimizer.step()  # makes its state
-    traffic = _Traffic()
-    with traffic:
+    count = _Count()
+    with count:
         optimizer.step()
-    return traffic
+    return count
 
 
 def _convolution_backward_flops(
@@ -117,13 +109,13 @@ def _convolution_backward_flops(
 _FLOPS = {torch.ops.aten.convolution_backward: _convolution_backward_flops}
 
 
-class _Traffic(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class _Count(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Adds up what each operation on the meta device reads and writes, and the kernels it launches."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.bytes_moved = 0.0
-        self.kernels = 0.0
+        self.bytes_moved = self.kernels = 0.0
+        self.flops = self.activation_bytes = 0.0  # which others count
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))

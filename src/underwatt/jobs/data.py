@@ -11,7 +11,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from underwatt.errors import InputError
-from underwatt.jobs._torch import DataLoader, Subset, TensorDataset, default_collate, torch
+from underwatt.jobs._torch import torch
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -49,7 +49,7 @@ def as_dataset(job: Job, name: str = "data") -> Any:
     if not isinstance(data, tuple):
         return data
     # A collate function of the user's expects single samples.
-    return Tensors(data) if job.collate is None else TensorDataset(*data)
+    return Tensors(data) if job.collate is None else torch.utils.data.TensorDataset(*data)
 
 
 def train_and_test(job: Job, *, proxy: bool = False) -> tuple[Any, Any]:
@@ -61,7 +61,8 @@ def train_and_test(job: Job, *, proxy: bool = False) -> tuple[Any, Any]:
     order = torch.randperm(len(data), generator=torch.Generator().manual_seed(job.seed)).tolist()
     # A single sample is trained and scored on: there is nothing to hold out.
     held_out = min(max(1, round(len(data) * HOLD_OUT)), len(data) - 1)
-    return Subset(data, order[held_out:]), Subset(data, order[:held_out] or order)
+    subset = torch.utils.data.Subset
+    return subset(data, order[held_out:]), subset(data, order[:held_out] or order)
 
 
 def fillable(batch_sizes: Sequence[int], length: int) -> tuple[int, ...]:
@@ -86,6 +87,7 @@ class _Batches:
 
     def __init__(self) -> None:
         self.handed_out: deque[list[int]] = deque()  # batches that were not trained on yet, oldest first
+        self.taken_back = False  # then a loader must be opened anew
         self._waiting: deque[int] = deque()  # of which a batch is taken off in its own time, however many wait
 
     def _hand_out(self, size: int) -> list[int]:
@@ -98,6 +100,7 @@ class _Batches:
         for batch in reversed(self.handed_out):
             self._waiting.extendleft(reversed(batch))
         self.handed_out.clear()
+        self.taken_back = True
 
 
 class EndlessBatches(_Batches):
@@ -136,7 +139,6 @@ class PassBatches(_Batches):
 
     def __init__(self, length: int, size: Callable[[], int], *, shuffle: bool, drop_last: bool) -> None:
         super().__init__()
-        self.taken_back = False  # then a loader must be opened anew
         self._size, self._drop_last = size, drop_last
         self._waiting += torch.randperm(length).tolist() if shuffle else range(length)
 
@@ -148,11 +150,6 @@ class PassBatches(_Batches):
                 return
             yield self._hand_out(min(size, len(self._waiting)))
 
-    def take_back(self) -> None:
-        """Hand out again, in the same order, what was not trained on."""
-        super().take_back()
-        self.taken_back = True
-
 
 def open_pass(
     dataset: Any, size: Callable[[], int], *, shuffle: bool, drop_last: bool, **more: Any
@@ -163,20 +160,17 @@ def open_pass(
             f"The batch size of a {type(dataset).__name__} cannot be changed: it has no length or no indices.",
             hint="Give a map-style data set, or call tuner.starts(size) and tuner.step() around each step of your own.",
         )
-    wrong = {"batch_size", "sampler", "batch_sampler"} & set(more)
-    if wrong:
-        raise InputError(
-            f"tuner.loader chooses {', '.join(sorted(wrong))} itself.",
-            hint="Leave it out, or give batch_sizes to tune.",
-        )
+    if wrong := ", ".join(sorted({"batch_size", "sampler", "batch_sampler"} & set(more))):
+        raise InputError(f"tuner.loader chooses {wrong} itself.", hint="Leave it out, or give batch_sizes to tune.")
     batches = PassBatches(len(dataset), size, shuffle=shuffle, drop_last=drop_last)
-    return batches, lambda: iter(DataLoader(dataset, batch_sampler=batches, **more))
+    return batches, lambda: iter(torch.utils.data.DataLoader(dataset, batch_sampler=batches, **more))
 
 
 def open_loader(job: Job, dataset: Any, *, pin_memory: bool = False, **how: Any) -> Iterator[Any]:
     """A PyTorch loader over a data set of the job; ``how`` says ``batch_size`` or ``batch_sampler``."""
-    collate = partial(_collated, job.collate or default_collate)  # which worker processes can be sent
-    return iter(DataLoader(dataset, collate_fn=collate, num_workers=job.num_workers, pin_memory=pin_memory, **how))
+    how |= {"num_workers": job.num_workers, "pin_memory": pin_memory}
+    collate = partial(_collated, job.collate or torch.utils.data.default_collate)  # which worker processes can be sent
+    return iter(torch.utils.data.DataLoader(dataset, collate_fn=collate, **how))
 
 
 def _collated(collate: Callable[[Any], Any], samples: Any) -> Any:

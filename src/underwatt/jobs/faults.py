@@ -1,6 +1,6 @@
 """What goes wrong in a user's training step, as one of our errors: out of memory is an answer, all else is a failure.
 
-A step that ran out of memory can be done again, unless its optimizer had begun to change the model: ``UpdateWatch``
+A step that ran out of memory can be done again, unless its optimizer had begun to change the model: ``watch_updates``
 tells.
 """
 
@@ -8,15 +8,15 @@ from __future__ import annotations
 
 import re
 import traceback
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from threading import Event
+from typing import TYPE_CHECKING, TypeVar
 
 from underwatt.errors import OutOfMemoryError, StepError, UnderwattError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from typing_extensions import Self
+    from collections.abc import Callable, Iterator
 
 _Result = TypeVar("_Result")
 _OUT_OF_MEMORY = re.compile(
@@ -77,22 +77,14 @@ def _text(error: Exception) -> str:
     return "".join(traceback.format_exception_only(error)).strip()
 
 
-class UpdateWatch:
-    """Use as ``with UpdateWatch() as watch:`` around a step of any PyTorch optimizers; then ``watch.begun``."""
+@contextmanager
+def watch_updates() -> Iterator[Event]:
+    """Use as ``with watch_updates() as begun:`` around a step of any PyTorch optimizers; then ``begun.is_set()``."""
+    from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-    def __init__(self) -> None:
-        self.begun = False
-        self._hook: Any = None
-
-    def __enter__(self) -> Self:
-        from torch.optim.optimizer import register_optimizer_step_pre_hook
-
-        self.begun = False
-        self._hook = register_optimizer_step_pre_hook(self._begins)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._hook.remove()
-
-    def _begins(self, *_: Any) -> None:
-        self.begun = True
+    begun = Event()
+    hook = register_optimizer_step_pre_hook(lambda *_: begun.set())
+    try:
+        yield begun
+    finally:
+        hook.remove()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from underwatt._imports import require
 from underwatt.errors import InputError, JobError
@@ -19,7 +19,11 @@ DEFAULT_BATCH_SIZES = (4, 8, 16, 32, 64, 128)
 RuleName = Literal["sqrt", "linear", "none"]
 # A callable gets (learning rate, its batch size, the new batch size) and returns the new learning rate.
 LrRule: TypeAlias = RuleName | Callable[[float, int, int], float]
-RULES: tuple[str, ...] = get_args(RuleName)
+RULES: dict[str, Callable[[float, int, int], float]] = {
+    "sqrt": lambda lr, base, batch_size: lr * math.sqrt(batch_size / base),
+    "linear": lambda lr, base, batch_size: lr * batch_size / base,
+    "none": lambda lr, _base, _batch_size: lr,
+}
 
 
 def scaled_lr(lr: float, base_batch_size: int, batch_size: int, rule: LrRule) -> float:
@@ -27,18 +31,11 @@ def scaled_lr(lr: float, base_batch_size: int, batch_size: int, rule: LrRule) ->
 
     ``sqrt`` keeps the noise of adaptive optimizers (Adam, AdamW) alike across batch sizes, ``linear`` that of SGD.
     """
-    if callable(rule):
-        scaled = rule(lr, base_batch_size, batch_size)
-    elif rule == "sqrt":
-        scaled = lr * math.sqrt(batch_size / base_batch_size)
-    elif rule == "linear":
-        scaled = lr * batch_size / base_batch_size
-    elif rule == "none":
-        scaled = lr
-    else:
+    if not callable(rule) and rule not in RULES:
         raise JobError(
             f"There is no learning-rate rule {rule!r}.", hint=f"Use {', '.join(RULES)}, or a function of your own."
         )
+    scaled = (rule if callable(rule) else RULES[rule])(lr, base_batch_size, batch_size)
     if not (math.isfinite(scaled) and scaled > 0):
         raise JobError(
             f"The learning rate at batch size {batch_size} comes out as {scaled!r}.",

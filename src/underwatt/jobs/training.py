@@ -116,7 +116,6 @@ class Training:
     def redo(self, batch_size: int) -> None:
         """A step did not fit into memory: its samples, and all that were prepared, come again in smaller batches."""
         self.optimizer.zero_grad(set_to_none=True)
-        self._batches = None  # with its worker processes
         self._order.take_back()
         self._order.batch_size = batch_size
         self._open_loader()
@@ -138,7 +137,6 @@ class Training:
         """Go on from a state."""
         self.model.load_state_dict(state["model"])
         self.optimizer.load_state_dict(state["optimizer"])
-        self._batches = None
         self._order.restore(state["order"])
         self._order.batch_size = state["batch_size"]
         self.batch_size, self.steps, self.samples = state["batch_size"], state["steps"], state["samples"]
@@ -164,6 +162,7 @@ class Training:
         self._batches = None
 
     def _open_loader(self) -> None:
+        self.close()
         pin_memory = self.device.type == "cuda"
         self._batches = open_loader(self.job, self._train_data, batch_sampler=self._order, pin_memory=pin_memory)
 

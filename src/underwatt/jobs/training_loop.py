@@ -16,7 +16,7 @@ from underwatt.errors import OutOfMemoryError
 from underwatt.jobs import checkpoint
 from underwatt.jobs._torch import torch
 from underwatt.jobs.checkpoint import Progress
-from underwatt.jobs.faults import UpdateWatch, call_job, half_updated
+from underwatt.jobs.faults import call_job, half_updated, watch_updates
 from underwatt.jobs.runs import RunResult
 from underwatt.jobs.training import Completion
 
@@ -63,7 +63,6 @@ class _Loop:
         self._evaluated_samples = progress.evaluated_samples if progress else 0
         self._score = progress.score if progress else None
         self._guard = StepGuard()
-        self._update = UpdateWatch()
         self._next_save_s = -math.inf  # at once: a run that is killed early can go on too
 
     def run(self, watch: Callable[[], None]) -> RunResult:
@@ -90,18 +89,18 @@ class _Loop:
         pilot, training = self._pilot, self._training
         training.set_batch_size(pilot.batch_size)
         size = training.next_batch_size
-        try:
-            with self._update:
+        with watch_updates() as update_begun:
+            try:
                 pilot.simulate(size)
                 with self._guard.step():
                     loss = call_job(size, self._learn)
-        except OutOfMemoryError:
-            if self._update.begun:
-                hint = "Go on from the last checkpoint with --resume, and smaller batch sizes (-b)."
-                raise half_updated(size, hint) from None
-            training.redo(pilot.out_of_memory(size))
-            self._guard.model_intact = True
-            return
+            except OutOfMemoryError:
+                if update_begun.is_set():
+                    hint = "Go on from the last checkpoint with --resume, and smaller batch sizes (-b)."
+                    raise half_updated(size, hint) from None
+                training.redo(pilot.out_of_memory(size))
+                self._guard.model_intact = True
+                return
         pilot.stepped(training.batch_size, loss)
 
     def _learn(self) -> torch.Tensor:

@@ -36,8 +36,7 @@ class NoiseScaleMeter:
     def __init__(self, decay: float = 0.98) -> None:
         if not 0 < decay < 1:
             raise InputError(f"A decay of {decay!r} makes no sense.", hint="Use a value between 0 and 1, such as 0.98.")
-        self._signal = _Average(decay)
-        self._noise = _Average(decay)
+        self._signal, self._noise = _Average(decay), _Average(decay)
         self.steps = 0
 
     def add(self, part_squares: Sequence[float], mean_square: float, part_samples: int) -> None:
@@ -141,25 +140,21 @@ def noise_scale_on_the_way(job: Job, runs: Sequence[ConvergenceRun]) -> NoiseSca
 
 def measure_noise_scale(job: Job, batch_size: int, *, steps: int = 200, seed: int = 0) -> NoiseScaleMeter:
     """Train the job on its proxy data for some steps, each on two halves of a batch, and meter the noise."""
-    from underwatt.jobs.data import EndlessBatches, open_loader, train_and_test
-    from underwatt.jobs.training import build_model, device_of, forward, loss_of, to_device
+    from underwatt.jobs.training import Training, forward, loss_of
 
     if batch_size < 2:
         raise PredictError("The noise scale needs a batch of at least two samples.", hint="Use a larger batch size.")
     half = batch_size // 2
-    device = device_of(job)
-    model = build_model(job, seed).to(device)
-    model.train()
-    parameters = list(model.parameters())
-    optimizer = job.make_optimizer(parameters, job.lr_at(2 * half))
-    train, _ = train_and_test(job, proxy=True)
-    halves_in_order = EndlessBatches(len(train), half, seed)
-    batches = open_loader(job, train, batch_sampler=halves_in_order, pin_memory=device.type == "cuda")
+    training = Training(job, half, proxy=True, seed=seed)
+    for group in training.optimizer.param_groups:
+        group["lr"] = job.lr_at(2 * half)
+    model = training.model.train()
     meter = NoiseScaleMeter()
     for _ in range(steps):
-        halves = [to_device(next(batches), device) for _ in range(2)]
-        meter.backward(parameters, [loss_of(job, *forward(job, model, part)) for part in halves], half)
-        optimizer.step()
+        halves = [training.fetch() for _ in range(2)]
+        meter.backward(model.parameters(), [loss_of(job, *forward(job, model, part)) for part in halves], half)
+        training.optimizer.step()
+    training.close()
     return meter
 
 

@@ -11,8 +11,8 @@ between two scores the crossing of the target is interpolated. A run ends as nev
 from __future__ import annotations
 
 import math
+from contextlib import closing
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING
 
 from underwatt.errors import JobError
@@ -66,28 +66,25 @@ def train_to_target(
     # Who calls this keeps their own random numbers.
     with torch.random.fork_rng(devices):
         torch.manual_seed(seed)
-        train = partial(_train, job, batch_size, seed, effort, hopeless_samples, on_score)
-        return call_job(batch_size, train, f", seed {seed}")
+        return call_job(
+            batch_size,
+            lambda: _train(Training(job, batch_size, proxy=True, seed=seed), seed, effort, hopeless_samples, on_score),
+            of_run=f", seed {seed}",
+        )
 
 
 def _train(
-    job: Job,
-    batch_size: int,
-    seed: int,
-    effort: Effort,
-    hopeless_samples: float,
-    on_score: Callable[[int, float], None],
+    training: Training, seed: int, effort: Effort, hopeless_samples: float, on_score: Callable[[int, float], None]
 ) -> TrainingEnd:
-    training = Training(job, batch_size, proxy=True, seed=seed)
+    job, batch_size = training.job, training.batch_size
     scores: list[tuple[int, float]] = [(0, training.evaluate())]
     if job.reached(scores[0][1]):
         raise JobError(
             f"The model meets the target of {job.target:g} before it is trained ({scores[0][1]:g}).",
             hint="Choose a harder target.",
         )
-    ended = ""
-    samples_to_target = math.nan
-    try:
+    ended, samples_to_target = "", math.nan
+    with closing(training):
         while not ended:
             loss = _train_stretch(training, effort)
             score = training.evaluate()
@@ -101,8 +98,6 @@ def _train(
                 ended = "limit"
             elif training.samples >= hopeless_samples:
                 ended = "hopeless"
-    finally:
-        training.close()
     given_up = float(training.samples) if ended in ("limit", "hopeless") else math.nan
     run = ConvergenceRun(batch_size, job.target, samples_to_target, seed, job.lr_at(batch_size), given_up)
     return TrainingEnd(run, ended, training.samples, tuple(scores))

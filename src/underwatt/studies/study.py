@@ -10,6 +10,7 @@ import math
 import os
 import time
 from collections import deque
+from contextlib import closing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -85,16 +86,18 @@ def study(
     enough = min(settings.effort.limit_samples, hopeless_samples(done, job.target))
     specs = runs_to_make(settings.batch_sizes, settings.seeds, done, job.target, job.lr_at, may_take_samples=enough)
     progress = _Progress(specs, on_run, on_progress)
-    if specs:
-        pool = _pool(job, address, settings, len(specs), progress.scored)
-        try:
-            progress.workers = pool.workers
-            while progress.waiting or progress.running_since_s:
-                while progress.waiting and len(progress.running_since_s) < pool.workers:
-                    pool.start(progress.next(), hopeless_samples([*done, *progress.runs], job.target))
-                progress.ended(pool.wait())
-        finally:
-            pool.close()
+    suited, gpus = default_workers(job, len(specs))
+    progress.workers = workers = min(settings.workers or suited, len(specs))
+    pool: InProcessPool | ProcessPool
+    if workers == 1:
+        pool = InProcessPool(lambda: job, settings.effort, progress.scored)
+    else:
+        pool = ProcessPool(address, settings.effort, progress.scored, workers, gpus)
+    with closing(pool):
+        while progress.waiting or progress.running_since_s:
+            while progress.waiting and len(progress.running_since_s) < workers:
+                pool.start(progress.next(), hopeless_samples([*done, *progress.runs], job.target))
+            progress.ended(pool.wait())
     return StudyResult(tuple(progress.runs), tuple(progress.failures))
 
 
@@ -109,16 +112,6 @@ def default_workers(job: Job, runs: int) -> tuple[int, tuple[str, ...]]:
         return max(1, min(runs, len(names))), names
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return max(1, min(runs, cores)), ()
-
-
-def _pool(
-    job: Job, address: str, settings: StudySettings, runs: int, on_scored: Callable[[Scored], None]
-) -> InProcessPool | ProcessPool:
-    suited, gpus = default_workers(job, runs)
-    workers = min(settings.workers or suited, runs)
-    if workers == 1:
-        return InProcessPool(lambda: job, settings.effort, on_scored)
-    return ProcessPool(address, settings.effort, on_scored, workers, gpus)
 
 
 class _Progress:

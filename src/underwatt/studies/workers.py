@@ -69,8 +69,6 @@ class InProcessPool:
     Used like ``ProcessPool``: start as many runs as there are workers, and wait for one to end.
     """
 
-    workers = 1
-
     def __init__(self, job: Callable[[], Job], effort: Effort, on_scored: Callable[[Scored], None]) -> None:
         self._job, self._effort, self._on_scored = job, effort, on_scored
         self._next: tuple[RunSpec, float] | None = None
@@ -108,7 +106,6 @@ class ProcessPool:
     def __init__(
         self, address: str, effort: Effort, on_scored: Callable[[Scored], None], workers: int, gpus: Sequence[str] = ()
     ) -> None:
-        self.workers = workers
         self._effort, self._on_scored = effort, on_scored
         self._events: queue.Queue[tuple[_Worker, Scored | Ended]] = queue.Queue()
         # More processes than GPUs share them in turn.
@@ -193,13 +190,9 @@ class _Worker:
     def kill(self) -> None:
         """End the process, if there is one, and wait for it."""
         if self._process is not None:
-            with contextlib.suppress(ProcessLookupError):
+            # It may be gone already, and what was not sent yet cannot be any more.
+            with contextlib.suppress(OSError, ValueError), self._process:
                 os.killpg(self._process.pid, signal.SIGKILL)
-            self._process.wait()
-            for pipe in (self._process.stdin, self._process.stdout):
-                if pipe is not None:
-                    with contextlib.suppress(OSError, ValueError):  # what was not sent yet cannot be any more
-                        pipe.close()
             self._process = None
         if self._printed is not None:
             self._printed.close()
