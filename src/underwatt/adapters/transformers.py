@@ -89,14 +89,7 @@ class BudgetCallback(FixedBatchBudget, TrainerCallback):
         if control.should_evaluate or control.should_save:
             self._other_work_begins()
 
-    def on_log(
-        self,
-        args: TrainingArguments,
-        state: TrainerState,
-        control: TrainerControl,
-        logs: Mapping[str, float] | None = None,
-        **kwargs: Any,
-    ) -> None:
+    def on_log(self, *_: Any, logs: Mapping[str, float] | None = None, **__: Any) -> None:
         """Keep the loss for our own log."""
         self._loss = (logs or {}).get("loss", self._loss)
 

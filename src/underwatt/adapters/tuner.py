@@ -23,9 +23,9 @@ from underwatt.convergence.curve import samples_to_target
 from underwatt.device.registry import open_device
 from underwatt.errors import InputError, OutOfMemoryError
 from underwatt.events import Noted
-from underwatt.jobs.data import PassBatches, fillable, left_out, open_pass
+from underwatt.jobs.data import PassBatches, fillable, open_pass
 from underwatt.jobs.faults import half_updated, ran_out_of_memory, watch_updates
-from underwatt.jobs.job import LrRule, scaled_lr, usual_rule
+from underwatt.jobs.job import scaled_lr, usual_rule
 from underwatt.jobs.training import Completion
 from underwatt.records import WorkloadInfo
 from underwatt.runlog.inbox import Inbox, register_run
@@ -159,11 +159,11 @@ class Tuner:
 
     def _offer(self, length: int) -> None:
         """Choose among the batch sizes that a data set can fill."""
-        sizes = fillable(self._sizes, length)
+        sizes, left_out = fillable(self._sizes, length)
         if sizes != self._pilot.batch_sizes:
             self._pilot.offer(sizes)
-            if text := left_out(self._sizes, length):
-                self.note("warning", text)
+            if left_out:
+                self.note("warning", left_out)
 
     @contextlib.contextmanager
     def training(self) -> Iterator[None]:

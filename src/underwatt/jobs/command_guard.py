@@ -51,7 +51,10 @@ def main(lifeline: int, grace_s: float, command: list[str]) -> int:
             break
         os.read(wake_read, 4096)
     end_all(grace_s, job)
-    remove_pipe()
+    pipe = Path(os.environ["UNDERWATT_BEATS"])
+    with contextlib.suppress(OSError):  # which nobody else removes where Underwatt was killed
+        pipe.unlink()
+        pipe.parent.rmdir()
     code = job.wait()
     return 128 - code if code < 0 else code
 
@@ -68,22 +71,8 @@ def end_all(grace_s: float, job: subprocess.Popen[bytes]) -> None:
                     os.kill(pid, signal.SIGKILL if force else signal.SIGTERM)
                 asked.add(pid)
         time.sleep(0.01)
-        _reap(job, alive)
-
-
-def remove_pipe() -> None:
-    """Remove the named pipe and its folder, which nobody else does where Underwatt was killed."""
-    pipe = Path(os.environ["UNDERWATT_BEATS"])
-    with contextlib.suppress(OSError):
-        pipe.unlink()
-        pipe.parent.rmdir()
-
-
-def _reap(job: subprocess.Popen[bytes], pids: list[int]) -> None:
-    """Collect what has ended, adopted processes included; the job itself through its Popen, which keeps the code."""
-    job.poll()
-    for pid in pids:
-        if pid != job.pid:
+        job.poll()  # collected through its Popen, which keeps the exit code
+        for pid in set(alive) - {job.pid}:
             with contextlib.suppress(ChildProcessError):  # not adopted: its parent collects it
                 os.waitpid(pid, os.WNOHANG)
 

@@ -65,21 +65,19 @@ def train_and_test(job: Job, *, proxy: bool = False) -> tuple[Any, Any]:
     return subset(data, order[held_out:]), subset(data, order[:held_out] or order)
 
 
-def fillable(batch_sizes: Sequence[int], length: int) -> tuple[int, ...]:
-    """The batch sizes that a data set of this length can fill; others could be neither measured nor compared."""
+def fillable(batch_sizes: Sequence[int], length: int) -> tuple[tuple[int, ...], str]:
+    """The batch sizes that a data set of this length can fill, and what to say of the others, if there are any.
+
+    Those could be neither measured nor compared.
+    """
     found = tuple(size for size in batch_sizes if size <= length)
     if not found:
         raise InputError(
             f"The data set has {length} samples, and the smallest batch size is {min(batch_sizes)}.",
             hint=f"Offer batch sizes of at most {length}." if length else "Check where its samples come from.",
         )
-    return found
-
-
-def left_out(batch_sizes: Sequence[int], length: int) -> str:
-    """What to say of the batch sizes that are not offered; nothing where all are."""
-    large = [str(size) for size in sorted(batch_sizes) if size > length]
-    return f"The data set has {length} samples: batch size {', '.join(large)} is left out." if large else ""
+    large = ", ".join(str(size) for size in sorted(batch_sizes) if size > length)
+    return found, f"The data set has {length} samples: batch size {large} is left out." if large else ""
 
 
 class _Batches:

@@ -183,15 +183,14 @@ def run_job(run: Run, job: Job) -> RunResult:
     """Train a PyTorch job to its target, in this process, or go on where the folder's run stopped."""
     from underwatt.jobs import checkpoint
     from underwatt.jobs.cost import count_cost
-    from underwatt.jobs.data import fillable, left_out, train_and_test
+    from underwatt.jobs.data import fillable, train_and_test
     from underwatt.jobs.identity import job_info
     from underwatt.jobs.job import Effort
     from underwatt.jobs.training import Training
     from underwatt.jobs.training_loop import train_under_budget
 
     workload = job_info(job)
-    length = len(train_and_test(job)[0])
-    sizes = fillable(run.batch_sizes, length)
+    sizes, left_out = fillable(run.batch_sizes, len(train_and_test(job)[0]))
     cost = count_cost(job) if isinstance(run.device, SimulatesLoad) else None
     state = progress = posted = None
     elapsed_s = energy_j = 0.0
@@ -214,8 +213,8 @@ def run_job(run: Run, job: Job) -> RunResult:
         stack.enter_context(pilot)
         if progress is not None:
             pilot.note("info", _going_on(training.samples, run.live, elapsed_s, posted))
-        if text := left_out(run.batch_sizes, length):
-            pilot.note("warning", text)
+        if left_out:
+            pilot.note("warning", left_out)
         effort = Effort(run.options.evaluate_every, run.options.limit_samples or math.inf)
         return train_under_budget(
             pilot, training, effort, run.folder, progress=progress, watch=lambda: run.watch(pilot)

@@ -124,39 +124,32 @@ class TorchRun:
 
         self._batch_size = batch_size
         self._clock = SystemClock()
-        self._training: Training | None = call_job(batch_size, lambda: Training(job, batch_size))
-        self._completion = Completion(on_gpu=self._on_gpu)
-
-    @property
-    def training(self) -> Training:
-        """The model, its optimizer and its score."""
-        if self._training is None:
-            raise StepError("The job was stopped.", hint="Start it again at a batch size.")
-        return self._training
+        self.training: Training | None = call_job(batch_size, lambda: Training(job, batch_size))
+        self._completion = Completion(on_gpu=self.training.device.type == "cuda")
 
     def step(self) -> Beat:
         """Train on one batch."""
-        # No name for the training here: a caller who keeps an error keeps the names of this frame, and so the GPU.
-        call_job(self._batch_size, lambda: self.training.step())
-        call_job(self._batch_size, lambda: self._completion.wait(pausing=False))
+        call_job(self._batch_size, self._train)
         return Beat(self._clock.now_s())
+
+    def _train(self) -> None:
+        # No name for the training here: a caller who keeps an error keeps the names of its frames, and so the GPU.
+        if self.training is None:
+            raise StepError("The job was stopped.", hint="Start it again at a batch size.")
+        self.training.step()
+        self._completion.wait(pausing=False)
 
     def stop(self) -> None:
         """Drop model, optimizer and loader, and give GPU memory back to the system."""
-        if self._training is None:
+        if self.training is None:
             return
-        on_gpu = self._on_gpu
-        self._training.close()
-        self._training = None
+        self.training.close()
+        self.training = None
         gc.collect()
-        if on_gpu:
+        if self._completion.on_gpu:
             from underwatt.jobs._torch import torch
 
             torch.cuda.empty_cache()
-
-    @property
-    def _on_gpu(self) -> bool:
-        return self.training.device.type == "cuda"
 
 
 class IsolatedWorkload(_JobWorkload):

@@ -83,16 +83,18 @@ def _train(
             f"The model meets the target of {job.target:g} before it is trained ({scores[0][1]:g}).",
             hint="Choose a harder target.",
         )
-    ended, samples_to_target = "", math.nan
+    ended, samples_to_target, every = "", math.nan, effort.evaluate_every_samples
     with closing(training):
         while not ended:
-            loss = _train_stretch(training, effort)
+            until_samples = (training.samples // every + 1) * every
+            while training.samples < until_samples:
+                loss = training.step()
             score = training.evaluate()
             scores.append((training.samples, score))
             on_score(training.samples, score)
             if job.reached(score):
                 ended, samples_to_target = "reached", crossing(scores[-2], scores[-1], job.target)
-            elif not (math.isfinite(loss) and math.isfinite(score)):
+            elif not (math.isfinite(float(loss)) and math.isfinite(score)):
                 ended = "diverged"
             elif training.samples >= effort.limit_samples:
                 ended = "limit"
@@ -101,16 +103,6 @@ def _train(
     given_up = float(training.samples) if ended in ("limit", "hopeless") else math.nan
     run = ConvergenceRun(batch_size, job.target, samples_to_target, seed, job.lr_at(batch_size), given_up)
     return TrainingEnd(run, ended, training.samples, tuple(scores))
-
-
-def _train_stretch(training: Training, effort: Effort) -> float:
-    """Train up to the next score; the last loss."""
-    every = effort.evaluate_every_samples
-    until = (training.samples // every + 1) * every
-    loss = training.step()
-    while training.samples < until:
-        loss = training.step()
-    return float(loss)
 
 
 def crossing(before: tuple[int, float], after: tuple[int, float], target: float) -> float:
