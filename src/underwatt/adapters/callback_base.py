@@ -11,7 +11,7 @@ from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from underwatt.adapters.tuner import tune
+from underwatt.adapters.tuner import one_budget, tune
 from underwatt.errors import InputError
 
 if TYPE_CHECKING:
@@ -52,13 +52,10 @@ class FixedBatchBudget:
         set_modes: bool = True,
         options: ControlOptions | None = None,
     ) -> None:
-        if (budget_w is None) == (budget is None):
-            raise InputError("A callback needs budget_w or budget.", hint="Such as budget_w=10, or budget='10W peak'.")
         self._given_batch_size, self._name, self._folder = batch_size, name, folder
         self._tune = partial(
             tune,
-            budget_w=budget_w,
-            budget=budget,
+            budget=one_budget("A callback", budget_w, budget),
             device=device,
             store=store,
             references=references,

@@ -77,7 +77,7 @@ def tune(
     pauses alone hold the budget. ``cost`` is what a step costs, for simulated devices only.
     """
     opened = open_device(device) if isinstance(device, str) else device
-    live = _live(budget_w, budget)
+    live = LiveBudget.from_now(one_budget("A tuner", budget_w, budget))
     rate = RateFollower(optimizer, lr_batch_size or max(batch_sizes), lr_rule) if optimizer is not None else None
     workload = WorkloadInfo(name, f"tune-{name}")
     with contextlib.ExitStack() as stack:
@@ -260,7 +260,7 @@ class RateFollower:
         self._lr_batch_size = lr_batch_size
         self._rule: LrRule = rule if rule is not None else usual_rule(self._optimizer)
         self._batch_size = lr_batch_size
-        self._own: Sequence[Any] | None = None
+        self._own: Sequence[Any] = ()  # rates, while ours are in their place
         self._hooks: tuple[Any, ...] = ()
         if not hasattr(self._optimizer, "register_step_pre_hook"):
             raise InputError(
@@ -293,10 +293,9 @@ class RateFollower:
                 group["lr"] = scaled_lr(group["lr"], self._lr_batch_size, self._batch_size, self._rule)
 
     def _back(self, *_: Any) -> None:
-        if self._own is not None:
-            for group, lr in zip(self._optimizer.param_groups, self._own, strict=True):
-                group["lr"] = lr
-            self._own = None
+        for group, lr in zip(self._optimizer.param_groups, self._own, strict=False):
+            group["lr"] = lr
+        self._own = ()
 
 
 def _open_log(stack: contextlib.ExitStack, folder: Path, name: str, device: Device) -> tuple[RunLog, Inbox]:
@@ -316,8 +315,9 @@ def _warn(event: Event) -> None:
         _log.warning(event.text)
 
 
-def _live(budget_w: float | None, budget: str | Budget | Schedule | None) -> LiveBudget:
+def one_budget(whose: str, budget_w: float | None, budget: str | Budget | Schedule | None) -> Budget:
+    """The budget that was given in one of two ways."""
     given = [one for one in (budget_w, budget) if one is not None]
     if len(given) != 1:
-        raise InputError("A tuner needs budget_w or budget.", hint="Such as budget_w=10, or budget='10W peak'.")
-    return LiveBudget.from_now(Budget.of(given[0]))
+        raise InputError(f"{whose} needs budget_w or budget.", hint="Such as budget_w=10, or budget='10W peak'.")
+    return Budget.of(given[0])

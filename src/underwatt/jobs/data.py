@@ -164,11 +164,10 @@ def open_pass(
     return batches, lambda: iter(torch.utils.data.DataLoader(dataset, batch_sampler=batches, **more))
 
 
-def open_loader(job: Job, dataset: Any, *, pin_memory: bool = False, **how: Any) -> Iterator[Any]:
+def open_loader(job: Job, dataset: Any, **how: Any) -> Iterator[Any]:
     """A PyTorch loader over a data set of the job; ``how`` says ``batch_size`` or ``batch_sampler``."""
-    how |= {"num_workers": job.num_workers, "pin_memory": pin_memory}
     collate = partial(_collated, job.collate or torch.utils.data.default_collate)  # which worker processes can be sent
-    return iter(torch.utils.data.DataLoader(dataset, collate_fn=collate, **how))
+    return iter(torch.utils.data.DataLoader(dataset, collate_fn=collate, num_workers=job.num_workers, **how))
 
 
 def _collated(collate: Callable[[Any], Any], samples: Any) -> Any:

@@ -11,7 +11,7 @@ import os
 import time
 from collections import deque
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from underwatt.errors import InputError
@@ -85,9 +85,9 @@ def study(
     done = newest_rates(done)
     enough = min(settings.effort.limit_samples, hopeless_samples(done, job.target))
     specs = runs_to_make(settings.batch_sizes, settings.seeds, done, job.target, job.lr_at, may_take_samples=enough)
-    progress = _Progress(specs, on_run, on_progress)
     suited, gpus = default_workers(job, len(specs))
-    progress.workers = workers = min(settings.workers or suited, len(specs))
+    workers = min(settings.workers or suited, len(specs))
+    progress = _Progress(deque(specs), workers, on_run, on_progress)
     pool: InProcessPool | ProcessPool
     if workers == 1:
         pool = InProcessPool(lambda: job, settings.effort, progress.scored)
@@ -114,23 +114,18 @@ def default_workers(job: Job, runs: int) -> tuple[int, tuple[str, ...]]:
     return max(1, min(runs, cores)), ()
 
 
+@dataclass
 class _Progress:
     """What waits, what runs, what came out; and what a caller is told of it."""
 
-    def __init__(
-        self,
-        specs: tuple[RunSpec, ...],
-        on_run: Callable[[ConvergenceRun], None],
-        on_progress: Callable[[StudyProgress], None],
-    ) -> None:
-        self.waiting = deque(specs)
-        self.running_since_s: dict[RunSpec, float] = {}
-        self.runs: list[ConvergenceRun] = []
-        self.failures: list[tuple[RunSpec, UnderwattError]] = []
-        self.workers = 1
-        self._total = len(specs)
-        self._took_s: list[tuple[RunSpec, float]] = []
-        self._on_run, self._on_progress = on_run, on_progress
+    waiting: deque[RunSpec]
+    workers: int
+    on_run: Callable[[ConvergenceRun], None]
+    on_progress: Callable[[StudyProgress], None]
+    running_since_s: dict[RunSpec, float] = field(default_factory=dict)
+    took_s: list[tuple[RunSpec, float]] = field(default_factory=list)
+    runs: list[ConvergenceRun] = field(default_factory=list)
+    failures: list[tuple[RunSpec, UnderwattError]] = field(default_factory=list)
 
     def next(self) -> RunSpec:
         """The run that begins now."""
@@ -144,20 +139,21 @@ class _Progress:
 
     def ended(self, event: Ended) -> None:
         """A run came to an end; it is handed over before anything else."""
-        self._took_s.append((event.spec, time.monotonic() - self.running_since_s.pop(event.spec)))
+        self.took_s.append((event.spec, time.monotonic() - self.running_since_s.pop(event.spec)))
         if event.error is not None:
             self.failures.append((event.spec, event.error))
         if event.run is not None:
             self.runs.append(event.run)
-            self._on_run(event.run)
+            self.on_run(event.run)
         self._report(event.spec, event.run.samples if event.run else math.nan, math.nan, event.how)
 
     def _report(self, spec: RunSpec, samples: float, score: float, ended: str) -> None:
         now_s = time.monotonic()
         running_s = [now_s - since_s for since_s in self.running_since_s.values()]
-        left_s = time_left_s(tuple(self.waiting), running_s, self._took_s, self.workers)
-        made, running = len(self._took_s), len(running_s)
-        self._on_progress(StudyProgress(made, self._total, running, left_s, spec, samples, score, ended))
+        left_s = time_left_s(self.waiting, running_s, self.took_s, self.workers)
+        made, running = len(self.took_s), len(running_s)
+        total = made + running + len(self.waiting)
+        self.on_progress(StudyProgress(made, total, running, left_s, spec, samples, score, ended))
 
 
 def spread_batch_sizes(batch_sizes: Sequence[int], points: int = DEFAULT_POINTS) -> tuple[int, ...]:
