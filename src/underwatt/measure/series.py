@@ -39,15 +39,12 @@ class MeasurementStore(Protocol):
 
     def profile_id(self, device: DeviceInfo, workload: WorkloadInfo) -> int:
         """The number of the profile of a workload on a device."""
-        ...
 
     def measurements(self, profile_id: int) -> tuple[Measurement, ...]:
         """What is known of it."""
-        ...
 
     def add(self, profile_id: int, measurements: Sequence[Measurement]) -> None:
         """Keep some more."""
-        ...
 
 
 def grid_modes(space: ModeSpace) -> list[PowerMode]:
