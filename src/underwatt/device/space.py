@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 from dataclasses import dataclass
-from itertools import product
 from typing import TYPE_CHECKING
 
 from underwatt.errors import InputError, ModeError
@@ -112,12 +111,7 @@ class ModeSpace:
         return math.prod(len(knob.values) for knob in self.knobs)
 
     def __iter__(self) -> Iterator[PowerMode]:
-        if self._listed is not None:
-            yield from self._listed
-            return
-        names = [knob.name for knob in self.knobs]
-        for values in product(*(knob.values for knob in self.knobs)):
-            yield PowerMode.of(dict(zip(names, values, strict=True)))
+        return map(self.__getitem__, range(len(self)))
 
     def __getitem__(self, index: int) -> PowerMode:
         if not -len(self) <= index < len(self):
