@@ -144,7 +144,7 @@ _ANY_CASE = {unit.lower(): bound for unit, bound in _BOUNDS.items() if unit not 
 _UNITS = ", ".join(f"{', '.join(kind.units)} ({kind.called})" for kind in _KINDS)
 _NUMBER = re.compile(r"([+-]?(?:\d+(?:\.\d*)?|\.\d+)(?:e[+-]?\d+)?)", re.IGNORECASE)
 _QUANTITY = re.compile(rf"{_NUMBER.pattern}\s*([a-zµ]+)", re.IGNORECASE)
-_MEANING = re.compile(r"(peak|mean)(?:\s+over\s+(.+))?", re.IGNORECASE)
+_WINDOW = re.compile(r"mean\s+over\s+(.+)", re.IGNORECASE)
 
 
 def parse_budget(*texts: str) -> Budget:
@@ -221,17 +221,14 @@ def _quantity(text: str) -> tuple[str, float, str]:
 
 def _meaning(rest: str, text: str) -> dict[str, Any]:
     """What watts bound, from what follows them."""
-    match = _MEANING.fullmatch(rest)
-    hint = "Watts are peak, mean, or mean over 60s."
-    if match is None:
+    if rest.lower() in ("peak", "mean"):
+        return {"watts": Watts(rest.lower()), "window_s": None}
+    match = _WINDOW.fullmatch(rest)
+    name, window_s, more = _quantity(match[1]) if match else ("", None, "")
+    if name != "deadline_s" or more:
+        hint = "Watts are peak, mean, or mean over 60s."
         raise InputError(f"{rest!r} in the budget {text!r} makes no sense.", hint=hint)
-    watts = Watts(match[1].lower())
-    if match[2] is None:
-        return {"watts": watts, "window_s": None}
-    name, window_s, more = _quantity(match[2])
-    if name != "deadline_s" or more or watts is Watts.PEAK:
-        raise InputError(f"{rest!r} in the budget {text!r} makes no sense.", hint=hint)
-    return {"watts": watts, "window_s": window_s}
+    return {"watts": Watts.MEAN, "window_s": window_s}
 
 
 def _said(value: float, kind: _Kind) -> str:

@@ -158,25 +158,20 @@ def run_profile(
     )
 
 
+@dataclass(eq=False)
 class Measurer:
     """Measures settings of a job one after the other, whatever their order; each is on disk when it is known.
 
     The job is started once for each batch size and kept running while modes change.
     """
 
-    def __init__(
-        self,
-        session: Session,
-        workload: Workload,
-        store: MeasurementStore,
-        profile_id: int,
-        options: MeasureOptions | None = None,
-    ) -> None:
-        self._session = session
-        self._workload = workload
-        self._store = store
-        self._profile_id = profile_id
-        self._options = options
+    session: Session
+    workload: Workload
+    store: MeasurementStore
+    profile_id: int
+    options: MeasureOptions | None = None
+
+    def __post_init__(self) -> None:
         self._settling = Settling()
         self._run: StepRun | None = None
         self._batch_size = 0
@@ -184,7 +179,7 @@ class Measurer:
     def measure(self, setting: Setting) -> Measurement:
         """One setting; running out of memory and failing are answers too."""
         found = self._measure_with_retry(setting)
-        self._store.add(self._profile_id, [found])
+        self.store.add(self.profile_id, [found])
         return found
 
     def _measure_with_retry(self, setting: Setting) -> Measurement:
@@ -195,7 +190,7 @@ class Measurer:
                 return Measurement(setting, status=Status.OUT_OF_MEMORY, note=exc.message)
             except StepError as exc:
                 return Measurement(setting, status=Status.FAILED, note=str(exc))
-            found = measure(self._session, run, setting, self._options, self._settling)
+            found = measure(self.session, run, setting, self.options, self._settling)
             if found.usable:
                 return found
             self._end_run()  # whatever went wrong, the next setting gets a fresh start
@@ -206,7 +201,7 @@ class Measurer:
     def _run_at(self, batch_size: int) -> StepRun:
         if self._run is None or self._batch_size != batch_size:
             self._end_run()
-            self._run = self._workload.start(batch_size)
+            self._run = self.workload.start(batch_size)
             self._batch_size = batch_size
         return self._run
 
