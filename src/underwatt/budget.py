@@ -383,7 +383,23 @@ def _daily(text: str) -> Schedule:
             rest_w = level_w
         else:
             ranges += [(begin_s, end_s, level_w, when) for begin_s, end_s in _range(when, text)]
-    return Schedule.of(_daily_steps(sorted(ranges), rest_w, text), DAY_S)
+    steps: list[tuple[float, float]] = []
+    at_s, before = 0.0, ""
+    for begin_s, end_s, level_w, when in [*sorted(ranges), (DAY_S, DAY_S, 0.0, "")]:
+        if begin_s < at_s:
+            hint = "Each minute has one value."
+            raise InputError(f"{before} and {when} overlap in the schedule {text!r}.", hint=hint)
+        if begin_s > at_s:
+            if rest_w is None:
+                raise InputError(
+                    f"The schedule {text!r} does not say what holds from {_clock(at_s)} to {_clock(begin_s)}.",
+                    hint="Add else=7W, or a range for the rest of the day.",
+                )
+            steps.append((at_s, rest_w))
+        if when:
+            steps.append((begin_s, level_w))
+        at_s, before = end_s, when
+    return Schedule.of(steps, DAY_S)
 
 
 def read_schedule(path: Path | str) -> Schedule:
@@ -415,29 +431,6 @@ def read_schedule(path: Path | str) -> Schedule:
     if not steps:
         raise InputError(f"The schedule {path} is empty.", hint="Give it at least one line below the first.")
     return Schedule.of(steps, DAY_S if daily else None)
-
-
-def _daily_steps(
-    ranges: list[tuple[float, float, float, str]], rest_w: float | None, text: str
-) -> list[tuple[float, float]]:
-    """Steps that cover the day from ranges in order, with what holds between them."""
-    steps: list[tuple[float, float]] = []
-    at_s, before = 0.0, ""
-    for begin_s, end_s, level_w, when in [*ranges, (DAY_S, DAY_S, 0.0, "")]:
-        if begin_s < at_s:
-            hint = "Each minute has one value."
-            raise InputError(f"{before} and {when} overlap in the schedule {text!r}.", hint=hint)
-        if begin_s > at_s:
-            if rest_w is None:
-                raise InputError(
-                    f"The schedule {text!r} does not say what holds from {_clock(at_s)} to {_clock(begin_s)}.",
-                    hint="Add else=7W, or a range for the rest of the day.",
-                )
-            steps.append((at_s, rest_w))
-        if when:
-            steps.append((begin_s, level_w))
-        at_s, before = end_s, when
-    return steps
 
 
 def _range(when: str, text: str) -> list[tuple[float, float]]:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import contextlib
 import csv
 import math
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
-from underwatt.errors import InputError
+from underwatt.errors import InputError, UnderwattError
 from underwatt.records import Measurement, PowerMode, Setting, columns, from_row
 
 if TYPE_CHECKING:
@@ -62,7 +63,7 @@ def parsed(path: Path, rows: Rows, parse: Callable[[dict[str, str]], _Item]) -> 
     for line, row in rows:
         try:
             yield parse(row)
-        except (ValueError, KeyError, TypeError, InputError) as exc:
+        except (ValueError, KeyError, TypeError, UnderwattError) as exc:
             raise InputError(f"{path}, line {line}: {exc}") from exc
 
 
@@ -72,6 +73,17 @@ def cells_reader(record: type[_Item]) -> Callable[[Mapping[str, str | None]], _I
     return lambda cells: from_row(
         record, {name: _number(text) if name in numbers else text for name, text in cells.items()}
     )
+
+
+def positive(row: Mapping[str, str | None], name: str) -> float:
+    """The number in a cell that must be above zero."""
+    try:
+        value = float(row[name] or "")
+    except ValueError as exc:
+        raise InputError(f"{name} is {row[name]!r}, which is no number.") from exc
+    if not 0 < value < math.inf:
+        raise InputError(f"{name} is {value:g}, and must be above zero.")
+    return value
 
 
 def _number(text: str | None) -> float | str | None:
@@ -85,20 +97,12 @@ def _number(text: str | None) -> float | str | None:
 
 
 def _powertrain_measurement(row: Mapping[str, str | None]) -> Measurement:
-    def number(name: str) -> float:
-        try:
-            value = float(row[name] or "")
-        except ValueError as exc:
-            raise InputError(f"{name} is {row[name]!r}, which is no number.") from exc
-        if not 0 < value < math.inf:
-            raise InputError(f"{name} is {value:g}, and must be above zero.")
-        return value
-
     def whole(name: str) -> int:
-        if (value := number(name)) != int(value):
+        if (value := positive(row, name)) != int(value):
             raise InputError(f"{name} is {value:g}, and must be a whole number.")
         return int(value)
 
+    number = partial(positive, row)
     mode = PowerMode(whole("cores"), number("cpu_mhz"), number("gpu_mhz"), number("mem_mhz"))
     size = whole("batch_size") if "batch_size" in row else DEFAULT_BATCH_SIZE
     return Measurement(Setting(mode, size), step_s=number("time_ms") / 1e3, power_w=number("power_w"))

@@ -53,12 +53,12 @@ class Knob:
 
 
 def _short(knob: Knob) -> str:
+    said = [f"{value:g}" for value in knob.values]
     if knob.continuous:
-        return f"{knob.values[0]:g} to {knob.values[-1]:g}"
-    if len(knob.values) <= 8:
-        return ", ".join(f"{value:g}" for value in knob.values)
-    head, tail = knob.values[:3], knob.values[-2:]
-    return f"{', '.join(f'{v:g}' for v in head)} … {', '.join(f'{v:g}' for v in tail)} ({len(knob.values)} values)"
+        return f"{said[0]} to {said[-1]}"
+    if len(said) <= 8:
+        return ", ".join(said)
+    return f"{', '.join(said[:3])} … {', '.join(said[-2:])} ({len(said)} values)"
 
 
 class ModeSpace:

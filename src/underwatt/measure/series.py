@@ -10,7 +10,7 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
-from underwatt.errors import InputError, ModeError, OutOfMemoryError, StepError, WorkloadError
+from underwatt.errors import InputError, OutOfMemoryError, StepError, WorkloadError
 from underwatt.measure.measurement import measure
 from underwatt.measure.steady import Settling
 from underwatt.records import KNOBS, Measurement, PowerMode, Setting, Status
@@ -71,35 +71,30 @@ def modes_from_file(path: Path, space: ModeSpace) -> list[PowerMode]:
         )
 
     def allowed(row: Mapping[str, str]) -> PowerMode:
-        try:
-            return space.check(PowerMode.of({name: float(row[name]) for name in KNOBS if row.get(name)}))
-        except ModeError as exc:
-            raise InputError(str(exc)) from exc
+        return space.check(PowerMode.of({name: float(row[name]) for name in KNOBS if row.get(name)}))
 
     return list(parsed(path, rows, allowed))
 
 
-def ordered_settings(modes: Iterable[PowerMode], batch_sizes: Iterable[int]) -> list[Setting]:
+def ordered_settings(modes: Iterable[PowerMode], batch_sizes: Sequence[int]) -> list[Setting]:
     """Every mode at every batch size, in the order to measure them."""
-    sizes = list(batch_sizes)
-    return in_order(Setting(mode, size) for mode in modes for size in sizes)
+    return in_order(Setting(mode, size) for mode in modes for size in batch_sizes)
 
 
 def in_order(settings: Iterable[Setting]) -> list[Setting]:
     """Batch sizes ascending, so that running out of memory is met once and the job is started once for each; within
     one, modes from gentle to hot, so that each starts on a board that is no hotter than it will be anyway.
     """
-    return sorted(dict.fromkeys(settings), key=lambda setting: (setting.batch_size, _heat(setting.mode)))
+
+    def heat(setting: Setting) -> tuple[float, ...]:
+        values = setting.mode.knobs().values()
+        return setting.batch_size, math.prod(values), *values
+
+    return sorted(dict.fromkeys(settings), key=heat)
 
 
-def _heat(mode: PowerMode) -> tuple[float, tuple[float, ...]]:
-    values = tuple(mode.knobs().values())
-    return math.prod(values), values
-
-
-def to_measure(settings: Sequence[Setting], done: Iterable[Measurement]) -> list[Setting]:
+def to_measure(settings: Sequence[Setting], done: Sequence[Measurement]) -> list[Setting]:
     """What is left: not what was measured, and not what is known to run out of memory."""
-    done = list(done)
     answered = {m.setting for m in done if m.status is not Status.FAILED}
     too_large = smallest_too_large(done)
     return [s for s in settings if s not in answered and s.batch_size < too_large]

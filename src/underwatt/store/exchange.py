@@ -39,7 +39,7 @@ from underwatt.records import (
     to_json,
     to_row,
 )
-from underwatt.tables import NATIVE_MARK, cells_reader, parsed, read_measurements, read_rows
+from underwatt.tables import NATIVE_MARK, cells_reader, parsed, positive, read_measurements, read_rows
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -226,9 +226,9 @@ def _zeus_workload(row: dict[str, str]) -> WorkloadInfo:
 
 def _zeus_measurement(row: dict[str, str], *, samples_per_epoch: float) -> Measurement:
     batch_size = int(row["batch_size"])
-    step_s = _positive(row, "time_per_epoch") * batch_size / samples_per_epoch
-    mode = PowerMode(power_limit_w=_positive(row, "power_limit"))
-    return Measurement(Setting(mode, batch_size), step_s=step_s, power_w=_positive(row, "average_power"))
+    step_s = positive(row, "time_per_epoch") * batch_size / samples_per_epoch
+    mode = PowerMode(power_limit_w=positive(row, "power_limit"))
+    return Measurement(Setting(mode, batch_size), step_s=step_s, power_w=positive(row, "average_power"))
 
 
 def _zeus_run(row: dict[str, str], *, samples_per_epoch: float) -> ConvergenceRun:
@@ -243,10 +243,3 @@ def _device(name: str) -> DeviceInfo:
 
 def _id(name: str) -> str:
     return hashlib.sha256(name.encode()).hexdigest()[:16]
-
-
-def _positive(row: dict[str, str], column: str) -> float:
-    value = float(row[column])
-    if not (math.isfinite(value) and value > 0):
-        raise InputError(f"{column} must be positive, not {row[column]!r}.")
-    return value

@@ -48,7 +48,7 @@ _HINTS = {  # by words of SQLite's messages
     "locked": "Another process holds it; try again when it is done.",
     "readonly": _PERMISSIONS,
     "unable to open": _PERMISSIONS,
-    "": "Move it away and start a new one; it was not changed.",
+    "": "Move it away and start a new one; it was not changed.",  # for any other
 }
 _Item = TypeVar("_Item")
 
