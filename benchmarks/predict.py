@@ -28,7 +28,7 @@ from underwatt.predict.design import first_settings
 from underwatt.predict.fewshot import FewShot
 from underwatt.records import DeviceInfo, Measurement, Prediction, Profile, WorkloadInfo
 from underwatt.rivals.predictors import PowerTrain
-from underwatt.tables import read_powertrain_table
+from underwatt.tables import read_measurements
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -185,7 +185,7 @@ METHODS: dict[str, Callable[[Sequence[Profile]], Method]] = {
 def read_profile(path: Path) -> Profile:
     """A table as a profile that is named after its file."""
     name = path.stem
-    return Profile(DeviceInfo("table", name, name, str(path)), WorkloadInfo(name, name), read_powertrain_table(path))
+    return Profile(DeviceInfo("table", name, name, str(path)), WorkloadInfo(name, name), read_measurements(path))
 
 
 def evaluate(method: str, maker: Method, target: Profile, samples: int, repeat: int) -> Row:

@@ -36,7 +36,7 @@ from underwatt.predict.base import SettingArray
 from underwatt.records import DeviceInfo, Measurement, Profile, WorkloadInfo, to_json
 from underwatt.rivals.choices import Table, maximum_mode, oracle, trusting_choice
 from underwatt.rivals.predictors import PowerTrain
-from underwatt.tables import read_powertrain_table
+from underwatt.tables import read_measurements
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -210,7 +210,7 @@ def _share(penalties: np.ndarray[Any, Any], percent: float) -> float:
 def read_profile(path: Path) -> Profile:
     """A table as a profile that is named after its file."""
     name = path.stem
-    return Profile(DeviceInfo("table", name, name, str(path)), WorkloadInfo(name, name), read_powertrain_table(path))
+    return Profile(DeviceInfo("table", name, name, str(path)), WorkloadInfo(name, name), read_measurements(path))
 
 
 def parse_budgets(text: str) -> list[float]:

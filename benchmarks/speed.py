@@ -31,7 +31,7 @@ from underwatt.planning.search import shortlist
 from underwatt.predict.base import SettingArray, prepared
 from underwatt.predict.fewshot import FewShot
 from underwatt.records import Measurement, WorkloadCost
-from underwatt.store.references import builtin_reference
+from underwatt.store.exchange import builtin_reference
 
 if TYPE_CHECKING:
     from collections.abc import Callable

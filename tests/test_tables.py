@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from underwatt.errors import InputError
 from underwatt.records import PowerMode, Setting, Status
-from underwatt.tables import read_measurements, read_powertrain_table
+from underwatt.tables import read_measurements
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -23,17 +23,17 @@ def _write(folder: Path, text: str) -> Path:
 
 
 def test_reads_rows_in_seconds_and_watts(tmp_path: Path) -> None:
-    (row,) = read_powertrain_table(_write(tmp_path, HEADER + "4,422.4,114.75,665.6,96.5,11.7\n"))
+    (row,) = read_measurements(_write(tmp_path, HEADER + "4,422.4,114.75,665.6,96.5,11.7\n"))
     assert row.setting == Setting(PowerMode(cpu_cores=4, cpu_mhz=422.4, gpu_mhz=114.75, mem_mhz=665.6), 16)
     assert row.step_s == pytest.approx(0.0965)
     assert row.power_w == 11.7
 
 
-def test_batch_size_from_the_column_or_the_caller(tmp_path: Path) -> None:
+def test_batch_size_from_the_column_or_16(tmp_path: Path) -> None:
     path = _write(tmp_path, HEADER + "4,422.4,114.75,665.6,96.5,11.7\n")
-    assert read_powertrain_table(path, batch_size=8)[0].setting.batch_size == 8
+    assert read_measurements(path)[0].setting.batch_size == 16
     path = _write(tmp_path, "batch_size," + HEADER + "64,4,422.4,114.75,665.6,96.5,11.7\n")
-    assert read_powertrain_table(path)[0].setting.batch_size == 64
+    assert read_measurements(path)[0].setting.batch_size == 64
 
 
 @pytest.mark.parametrize(
@@ -51,13 +51,13 @@ def test_batch_size_from_the_column_or_the_caller(tmp_path: Path) -> None:
 )
 def test_says_what_is_wrong(tmp_path: Path, text: str, says: str) -> None:
     with pytest.raises(InputError) as caught:
-        read_powertrain_table(_write(tmp_path, text))
+        read_measurements(_write(tmp_path, text))
     assert says in str(caught.value)
 
 
 def test_missing_file(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="cannot be read"):
-        read_powertrain_table(tmp_path / "absent.csv")
+        read_measurements(tmp_path / "absent.csv")
 
 
 @given(st.binary(max_size=300))
@@ -65,14 +65,14 @@ def test_any_bytes_are_measurements_or_an_input_error(tmp_path_factory: pytest.T
     path = tmp_path_factory.mktemp("bytes") / "t.csv"
     path.write_bytes(HEADER.encode() + raw)
     try:
-        rows = read_powertrain_table(path)
+        rows = read_measurements(path)
     except InputError:
         return
     assert all(row.step_s > 0 and row.power_w > 0 for row in rows)
 
 
 def test_reads_the_real_tables(data_dir: Path) -> None:
-    rows = read_powertrain_table(data_dir / "powertrain" / "orin_agx_train_resnet18.csv")
+    rows = read_measurements(data_dir / "powertrain" / "orin_agx_train_resnet18.csv")
     assert len(rows) == 4368
     assert len({row.setting for row in rows}) == 4368
 

@@ -144,7 +144,7 @@ _ANY_CASE = {unit.lower(): bound for unit, bound in _BOUNDS.items() if unit not 
 _UNITS = ", ".join(f"{', '.join(kind.units)} ({kind.called})" for kind in _KINDS)
 _NUMBER = re.compile(r"([+-]?(?:\d+(?:\.\d*)?|\.\d+)(?:e[+-]?\d+)?)", re.IGNORECASE)
 _QUANTITY = re.compile(rf"{_NUMBER.pattern}\s*([a-zµ]+)", re.IGNORECASE)
-_MEANING = re.compile(r"(peak|mean)(?:\s+over\s+(.+))?", re.IGNORECASE)
+_WINDOW = re.compile(r"mean\s+over\s+(.+)", re.IGNORECASE)
 
 
 def parse_budget(*texts: str) -> Budget:
@@ -221,17 +221,14 @@ def _quantity(text: str) -> tuple[str, float, str]:
 
 def _meaning(rest: str, text: str) -> dict[str, Any]:
     """What watts bound, from what follows them."""
-    match = _MEANING.fullmatch(rest)
-    hint = "Watts are peak, mean, or mean over 60s."
-    if match is None:
+    if rest.lower() in ("peak", "mean"):
+        return {"watts": Watts(rest.lower()), "window_s": None}
+    match = _WINDOW.fullmatch(rest)
+    name, window_s, more = _quantity(match[1]) if match else ("", None, "")
+    if name != "deadline_s" or more:
+        hint = "Watts are peak, mean, or mean over 60s."
         raise InputError(f"{rest!r} in the budget {text!r} makes no sense.", hint=hint)
-    watts = Watts(match[1].lower())
-    if match[2] is None:
-        return {"watts": watts, "window_s": None}
-    name, window_s, more = _quantity(match[2])
-    if name != "deadline_s" or more or watts is Watts.PEAK:
-        raise InputError(f"{rest!r} in the budget {text!r} makes no sense.", hint=hint)
-    return {"watts": watts, "window_s": window_s}
+    return {"watts": Watts.MEAN, "window_s": window_s}
 
 
 def _said(value: float, kind: _Kind) -> str:
@@ -386,7 +383,23 @@ def _daily(text: str) -> Schedule:
             rest_w = level_w
         else:
             ranges += [(begin_s, end_s, level_w, when) for begin_s, end_s in _range(when, text)]
-    return Schedule.of(_daily_steps(sorted(ranges), rest_w, text), DAY_S)
+    steps: list[tuple[float, float]] = []
+    at_s, before = 0.0, ""
+    for begin_s, end_s, level_w, when in [*sorted(ranges), (DAY_S, DAY_S, 0.0, "")]:
+        if begin_s < at_s:
+            hint = "Each minute has one value."
+            raise InputError(f"{before} and {when} overlap in the schedule {text!r}.", hint=hint)
+        if begin_s > at_s:
+            if rest_w is None:
+                raise InputError(
+                    f"The schedule {text!r} does not say what holds from {_clock(at_s)} to {_clock(begin_s)}.",
+                    hint="Add else=7W, or a range for the rest of the day.",
+                )
+            steps.append((at_s, rest_w))
+        if when:
+            steps.append((begin_s, level_w))
+        at_s, before = end_s, when
+    return Schedule.of(steps, DAY_S)
 
 
 def read_schedule(path: Path | str) -> Schedule:
@@ -418,29 +431,6 @@ def read_schedule(path: Path | str) -> Schedule:
     if not steps:
         raise InputError(f"The schedule {path} is empty.", hint="Give it at least one line below the first.")
     return Schedule.of(steps, DAY_S if daily else None)
-
-
-def _daily_steps(
-    ranges: list[tuple[float, float, float, str]], rest_w: float | None, text: str
-) -> list[tuple[float, float]]:
-    """Steps that cover the day from ranges in order, with what holds between them."""
-    steps: list[tuple[float, float]] = []
-    at_s, before = 0.0, ""
-    for begin_s, end_s, level_w, when in [*ranges, (DAY_S, DAY_S, 0.0, "")]:
-        if begin_s < at_s:
-            hint = "Each minute has one value."
-            raise InputError(f"{before} and {when} overlap in the schedule {text!r}.", hint=hint)
-        if begin_s > at_s:
-            if rest_w is None:
-                raise InputError(
-                    f"The schedule {text!r} does not say what holds from {_clock(at_s)} to {_clock(begin_s)}.",
-                    hint="Add else=7W, or a range for the rest of the day.",
-                )
-            steps.append((at_s, rest_w))
-        if when:
-            steps.append((begin_s, level_w))
-        at_s, before = end_s, when
-    return steps
 
 
 def _range(when: str, text: str) -> list[tuple[float, float]]:

@@ -37,14 +37,6 @@ class UnderwattError(Exception):
     def __str__(self) -> str:
         return f"{self.message} {self.hint}".rstrip()
 
-    def __reduce__(self) -> tuple[object, ...]:
-        return _rebuild, (type(self), self.message, self.hint)
-
-
-def _rebuild(kind: type[UnderwattError], message: str, hint: str) -> UnderwattError:
-    """Make an error again on the other side of a process boundary."""
-    return kind(message, hint=hint)
-
 
 class MissingExtraError(UnderwattError):
     """An optional package is not installed."""

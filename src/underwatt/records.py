@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, field, fields, is_dataclass, replace
 from enum import Enum
 from functools import cache
+from itertools import chain
 from types import NoneType, UnionType
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast, get_args, get_origin, get_type_hints
 
@@ -45,8 +46,7 @@ class PowerMode:
     @classmethod
     def of(cls, knobs: Mapping[str, float]) -> PowerMode:
         """A mode from knob names and numbers, as tables and journals hold them."""
-        unknown = set(knobs) - set(KNOBS)
-        if unknown:
+        if unknown := knobs.keys() - set(KNOBS):
             raise InputError(f"There is no knob {', '.join(sorted(unknown))}; the knobs are {', '.join(KNOBS)}.")
         values: dict[str, Any] = dict(knobs)
         if "cpu_cores" in values:
@@ -59,14 +59,13 @@ class PowerMode:
 
     def __str__(self) -> str:
         parts = {
-            "cpu_cores": "{:g} cores",
+            "cpu_cores": "{:g} core" if self.cpu_cores == 1 else "{:g} cores",
             "cpu_mhz": "CPU {:g} MHz",
             "gpu_mhz": "GPU {:g} MHz",
             "mem_mhz": "memory {:g} MHz",
             "power_limit_w": "limit {:g} W",
         }
-        said = ", ".join(parts[name].format(value) for name, value in self.knobs().items()) or "as it is"
-        return said.replace("1 cores", "1 core") if self.cpu_cores == 1 else said
+        return ", ".join(parts[name].format(value) for name, value in self.knobs().items()) or "as it is"
 
 
 KNOBS: tuple[str, ...] = tuple(f.name for f in fields(PowerMode))
@@ -285,7 +284,11 @@ def from_json(record: type[_Record], value: Any, where: str = "") -> _Record:
 
 def to_row(record: Any) -> dict[str, Any]:
     """A record as one flat row: the values of the records inside it stand beside its own."""
-    return _flat(to_json(record))
+    row: dict[str, Any] = {}
+    for column in _fields(record.__class__):
+        value = getattr(record, column.name)
+        row |= to_row(value) if column.is_record else {column.name: to_json(value)}
+    return row
 
 
 def from_row(record: type[_Record], row: Mapping[str, Any]) -> _Record:
@@ -305,10 +308,8 @@ class Column(NamedTuple):
 
 def columns(record: Any) -> tuple[Column, ...]:
     """The columns of the rows of a record, in order."""
-    found: list[Column] = []
-    for column in _fields(record):
-        found.extend(columns(column.kind) if column.is_record else [column])
-    return tuple(found)
+    nested = (columns(column.kind) if column.is_record else (column,) for column in _fields(record))
+    return tuple(chain.from_iterable(nested))
 
 
 @cache
@@ -329,13 +330,6 @@ def _kind(hint: Any) -> tuple[Any, Any]:
     return hint, math.nan if hint is float else MISSING
 
 
-def _flat(value: Mapping[str, Any]) -> dict[str, Any]:
-    row: dict[str, Any] = {}
-    for name, item in value.items():
-        row |= _flat(item) if isinstance(item, dict) else {name: item}
-    return row
-
-
 def _decoded(kind: Any, value: Any, where: str, null: Any = MISSING) -> Any:
     if value is None and null is not MISSING:
         return null
@@ -346,7 +340,7 @@ def _decoded(kind: Any, value: Any, where: str, null: Any = MISSING) -> Any:
                 return kind(value)
         elif kind in (str, bool) and isinstance(value, kind):
             return value
-        elif is_dataclass(kind):
+        elif is_dataclass(kind) and isinstance(value, Mapping):
             return _decoded_record(kind, value, where)
         elif isinstance(kind, type) and issubclass(kind, Enum):
             return kind(value)
@@ -361,9 +355,7 @@ def _decoded(kind: Any, value: Any, where: str, null: Any = MISSING) -> Any:
     raise InputError(f"{where} cannot be {value!r:.80}.")
 
 
-def _decoded_record(record: Any, value: Any, where: str, *, is_row: bool = False) -> Any:
-    if not isinstance(value, Mapping):
-        raise InputError(f"{where} cannot be {value!r:.80}.")
+def _decoded_record(record: Any, value: Mapping[str, Any], where: str, *, is_row: bool = False) -> Any:
     if record is PowerMode and not is_row and (unknown := value.keys() - set(KNOBS)):  # without it: another mode
         raise InputError(f"There is no knob {', '.join(sorted(unknown))}; the knobs are {', '.join(KNOBS)}.")
     found = {}

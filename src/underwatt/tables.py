@@ -5,10 +5,11 @@ from __future__ import annotations
 import contextlib
 import csv
 import math
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
-from underwatt.errors import InputError
+from underwatt.errors import InputError, UnderwattError
 from underwatt.records import Measurement, PowerMode, Setting, columns, from_row
 
 if TYPE_CHECKING:
@@ -24,23 +25,27 @@ Rows = list[tuple[int, dict[str, str]]]  # with the number of the line
 
 
 def read_measurements(path: Path | str) -> tuple[Measurement, ...]:
-    """The measurements of one workload on one device: an exported profile, or a PowerTrain table."""
-    path = Path(path)
-    columns, rows = read_rows(path)
-    if not columns >= NATIVE_MARK:
-        return _powertrain(path, columns, rows, DEFAULT_BATCH_SIZE)
-    if len({(row.get("device"), row.get("workload")) for _, row in rows}) > 1:
-        raise InputError(f"The table {path} holds more than one profile.", hint="Give a table of one.")
-    return _some(path, tuple(parsed(path, rows, cells_reader(Measurement))))
+    """The measurements of one workload on one device: an exported profile, or a PowerTrain table.
 
-
-def read_powertrain_table(path: Path | str, *, batch_size: int = DEFAULT_BATCH_SIZE) -> tuple[Measurement, ...]:
-    """Measurements from a CSV file with the columns cores, cpu_mhz, gpu_mhz, mem_mhz, time_ms and power_w.
-
-    A column ``batch_size`` is used where there is one, otherwise ``batch_size`` holds for every row. Raises
-    ``InputError``, naming the line, for anything that is not a measured mode.
+    The latter has the columns cores, cpu_mhz, gpu_mhz, mem_mhz, time_ms, power_w and, where it is not 16, batch_size.
+    Raises ``InputError``, naming the line, for anything that is not a measured mode.
     """
-    return _powertrain(Path(path), *read_rows(Path(path)), batch_size)
+    path = Path(path)
+    names, rows = read_rows(path)
+    parse: Callable[[dict[str, str]], Measurement] = _powertrain_measurement
+    if names >= NATIVE_MARK:
+        parse = cells_reader(Measurement)
+        if len({(row.get("device"), row.get("workload")) for _, row in rows}) > 1:
+            raise InputError(f"The table {path} holds more than one profile.", hint="Give a table of one.")
+    elif missing := [name for name in _COLUMNS if name not in names]:
+        raise InputError(
+            f"The table {path} lacks the columns {', '.join(missing)}.",
+            hint=f"Its first line must name {', '.join(_COLUMNS)}, and may name batch_size.",
+        )
+    found = tuple(parsed(path, rows, parse))
+    if not found:
+        raise InputError(f"The table {path} holds no measurement.", hint="Give a table with at least one row.")
+    return found
 
 
 def read_rows(path: Path) -> tuple[set[str], Rows]:
@@ -58,7 +63,7 @@ def parsed(path: Path, rows: Rows, parse: Callable[[dict[str, str]], _Item]) -> 
     for line, row in rows:
         try:
             yield parse(row)
-        except (ValueError, KeyError, TypeError, InputError) as exc:
+        except (ValueError, KeyError, TypeError, UnderwattError) as exc:
             raise InputError(f"{path}, line {line}: {exc}") from exc
 
 
@@ -70,9 +75,15 @@ def cells_reader(record: type[_Item]) -> Callable[[Mapping[str, str | None]], _I
     )
 
 
-def number_or_nan(text: str) -> float:
-    """A number; blank stands for none."""
-    return float(text) if text and text.lower() != "nan" else math.nan
+def positive(row: Mapping[str, str | None], name: str) -> float:
+    """The number in a cell that must be above zero."""
+    try:
+        value = float(row[name] or "")
+    except ValueError as exc:
+        raise InputError(f"{name} is {row[name]!r}, which is no number.") from exc
+    if not 0 < value < math.inf:
+        raise InputError(f"{name} is {value:g}, and must be above zero.")
+    return value
 
 
 def _number(text: str | None) -> float | str | None:
@@ -85,40 +96,13 @@ def _number(text: str | None) -> float | str | None:
     return text
 
 
-def _some(path: Path, found: tuple[Measurement, ...]) -> tuple[Measurement, ...]:
-    if not found:
-        raise InputError(f"The table {path} holds no measurement.", hint="Give a table with at least one row.")
-    return found
-
-
-def _powertrain(path: Path, columns: set[str], rows: Rows, batch_size: int) -> tuple[Measurement, ...]:
-    missing = [name for name in _COLUMNS if name not in columns]
-    if missing:
-        raise InputError(
-            f"The table {path} lacks the columns {', '.join(missing)}.",
-            hint=f"Its first line must name {', '.join(_COLUMNS)}, and may name batch_size.",
-        )
-    return _some(path, tuple(parsed(path, rows, lambda row: _powertrain_measurement(row, batch_size))))
-
-
-def _powertrain_measurement(row: Mapping[str, str | None], batch_size: int) -> Measurement:
-    def number(name: str) -> float:
-        try:
-            value = float(row[name] or "")
-        except ValueError as exc:
-            raise InputError(f"{name} is {row[name]!r}, which is no number.") from exc
-        if not (math.isfinite(value) and value > 0):
-            raise InputError(f"{name} is {value:g}, and must be above zero.")
-        return value
-
+def _powertrain_measurement(row: Mapping[str, str | None]) -> Measurement:
     def whole(name: str) -> int:
-        value = number(name)
-        if value != int(value):
+        if (value := positive(row, name)) != int(value):
             raise InputError(f"{name} is {value:g}, and must be a whole number.")
         return int(value)
 
-    mode = PowerMode(
-        cpu_cores=whole("cores"), cpu_mhz=number("cpu_mhz"), gpu_mhz=number("gpu_mhz"), mem_mhz=number("mem_mhz")
-    )
-    size = whole("batch_size") if "batch_size" in row else batch_size
+    number = partial(positive, row)
+    mode = PowerMode(whole("cores"), number("cpu_mhz"), number("gpu_mhz"), number("mem_mhz"))
+    size = whole("batch_size") if "batch_size" in row else DEFAULT_BATCH_SIZE
     return Measurement(Setting(mode, size), step_s=number("time_ms") / 1e3, power_w=number("power_w"))

@@ -272,9 +272,9 @@ def test_known_measurements_of_other_knobs_are_refused() -> None:
 
 @pytest.mark.slow
 def test_real_power_modes_are_never_over_budget(data_dir) -> None:
-    from underwatt.tables import read_powertrain_table
+    from underwatt.tables import read_measurements
 
-    table = {m.setting: m for m in read_powertrain_table(data_dir / "powertrain" / "orin_nano_train_resnet18.csv")}
+    table = {m.setting: m for m in read_measurements(data_dir / "powertrain" / "orin_nano_train_resnet18.csv")}
     candidates = SettingArray.of(list(table))
     penalties, measured = [], []
     for power_w in (8.0, 9.5, 11.0):

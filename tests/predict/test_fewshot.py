@@ -14,7 +14,7 @@ from underwatt.predict.base import SettingArray
 from underwatt.predict.design import first_settings
 from underwatt.predict.fewshot import FewShot, never_slower, width_factor
 from underwatt.records import Measurement, PowerMode, Profile, Setting
-from underwatt.tables import read_powertrain_table
+from underwatt.tables import read_measurements
 from underwatt.testing.predictors import PredictorConformance, made_up_measurements, made_up_profile
 
 if TYPE_CHECKING:
@@ -137,7 +137,7 @@ def test_a_device_without_knobs_learns_from_batch_sizes() -> None:
 
 @pytest.mark.slow
 def test_fast_enough_for_every_setting_of_a_board(data_dir: Path) -> None:
-    table = read_powertrain_table(data_dir / "powertrain" / "orin_agx_train_mobilenetv3.csv")
+    table = read_measurements(data_dir / "powertrain" / "orin_agx_train_mobilenetv3.csv")
     values = [np.unique([m.setting.mode.knobs()[name] for m in table]) for name in table[0].setting.mode.knobs()]
     grids = [values[0], np.linspace(115.2, 2201.6, 29), values[2], values[3]]
     modes = np.stack([grid.ravel() for grid in np.meshgrid(*grids, indexing="ij")], axis=1)
@@ -152,8 +152,8 @@ def test_fast_enough_for_every_setting_of_a_board(data_dir: Path) -> None:
 
 @pytest.mark.slow
 def test_real_tables_within_the_stated_errors(data_dir: Path) -> None:
-    target = read_powertrain_table(data_dir / "powertrain" / "orin_agx_train_mobilenetv3.csv")
-    reference = made_up_profile(read_powertrain_table(data_dir / "powertrain" / "orin_agx_train_resnet18.csv"))
+    target = read_measurements(data_dir / "powertrain" / "orin_agx_train_mobilenetv3.csv")
+    reference = made_up_profile(read_measurements(data_dir / "powertrain" / "orin_agx_train_resnet18.csv"))
     settings = SettingArray.of([m.setting for m in target])
     chosen = first_settings(settings, 10, references=[reference], seed=0)
     fitted = FewShot().fit([target[at] for at in chosen], [reference])

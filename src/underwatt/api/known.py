@@ -23,13 +23,13 @@ from underwatt.predict.base import SettingArray, observe
 from underwatt.predict.design import first_settings
 from underwatt.runlog.log import read_log
 from underwatt.store.exchange import (
+    builtin_reference,
     plan_of,
     read_file,
     write_convergence,
     write_profile,
     write_profile_with_convergence,
 )
-from underwatt.store.references import builtin_reference
 from underwatt.store.store import Store
 from underwatt.studies.study import newest_rates
 

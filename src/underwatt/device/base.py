@@ -18,29 +18,23 @@ class Device(Protocol):
     @property
     def info(self) -> DeviceInfo:
         """Who it is."""
-        ...
 
     @property
     def clock(self) -> Clock:
         """The time it lives in."""
-        ...
 
     @property
     def space(self) -> ModeSpace:
         """Every power mode it allows, known without trying any."""
-        ...
 
     def capabilities(self) -> tuple[Capability, ...]:
         """Its knobs and sensors, which of them this user may use, and what would permit the others."""
-        ...
 
     def read_power(self) -> PowerSample:
         """Total power now; raises ``SensorError`` rather than guess. Cheap enough for ten calls a second."""
-        ...
 
     def read_state(self) -> DeviceState:
         """Clocks as they run, rails, temperatures, throttling."""
-        ...
 
     def apply(self, mode: PowerMode) -> None:
         """Set the knobs that ``mode`` names and check that they took.
@@ -48,19 +42,15 @@ class Device(Protocol):
         Raises ``ModeError`` for a value that is not allowed, ``NotPermittedError`` where this user may not, and
         ``ApplyError`` where the device refused or rounded. A knob that is ``None`` is left alone.
         """
-        ...
 
     def snapshot(self, mode: PowerMode | None = None) -> Mapping[str, str]:
         """All that ``apply(mode)`` could change, or any ``apply``, as text that survives in a journal."""
-        ...
 
     def restore(self, snapshot: Mapping[str, str]) -> None:
         """Put back what ``snapshot`` found, in an order that the device accepts. May be repeated."""
-        ...
 
     def close(self) -> None:
         """Let go of handles; changes no setting."""
-        ...
 
 
 @runtime_checkable
@@ -69,7 +59,6 @@ class SimulatesLoad(Protocol):
 
     def run_step(self, cost: WorkloadCost, batch_size: int) -> None:
         """Let one step pass in the device's own time; raises ``OutOfMemoryError`` where it would not fit."""
-        ...
 
 
 @runtime_checkable
@@ -78,7 +67,6 @@ class HasStockModes(Protocol):
 
     def stock_modes(self) -> Mapping[str, PowerMode]:
         """The vendor's modes by name, each with every knob at the most that it allows."""
-        ...
 
 
 class Backend(Protocol):
@@ -88,15 +76,12 @@ class Backend(Protocol):
 
     def affinity(self) -> float:
         """How sure this backend is that it is at home here: 0 not at all, 1 certainly. Must be quick."""
-        ...
 
     def find(self) -> tuple[str, ...]:
         """Addresses of the devices here, without the ``name:`` in front."""
-        ...
 
     def open(self, where: str) -> Device:
         """Open the device at an address; ``""`` is the usual one."""
-        ...
 
 
 def permitted_space(device: Device) -> ModeSpace:

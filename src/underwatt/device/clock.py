@@ -19,7 +19,6 @@ class Timer(Protocol):
 
     def cancel(self) -> None:
         """Stop; returns when no call is under way."""
-        ...
 
 
 class Clock(Protocol):
@@ -27,15 +26,12 @@ class Clock(Protocol):
 
     def now_s(self) -> float:
         """Seconds since some fixed moment; never goes back."""
-        ...
 
     def sleep(self, seconds: float) -> None:
         """Let time pass."""
-        ...
 
     def every(self, period_s: float, call: Callable[[], None]) -> Timer:
         """Call repeatedly, each ``period_s``, until the timer is cancelled."""
-        ...
 
 
 class SystemClock:

@@ -15,7 +15,7 @@ import os
 import re
 import sys
 import weakref
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -23,14 +23,12 @@ from underwatt._files import sync_folder, write_atomically
 from underwatt.errors import DeviceBusyError, JournalError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Mapping, Sequence
 
     from underwatt.records import DeviceInfo
 
 FORMAT = 1
 STATE_VARIABLE = "UNDERWATT_STATE"
-
-
 _ROOTS_STATE = Path("/var/lib/underwatt")
 _SHARED_LOCKS = Path("/run/lock")  # for everybody: root and a user must not set one device at once
 
@@ -84,13 +82,7 @@ class Journal:
 
     def write(self, info: DeviceInfo, snapshot: Mapping[str, str]) -> None:
         """Keep a snapshot; once this returns it survives anything."""
-        body = {
-            "address": info.address,
-            "device_name": info.name,
-            "process": os.getpid(),
-            "command": " ".join(sys.argv)[:200],
-            "snapshot": dict(snapshot),
-        }
+        body = asdict(JournalEntry(info.address, info.name, os.getpid(), _command(), dict(snapshot)))
         text = json.dumps({"format": FORMAT, "sha256": _digest(body), "body": body}, indent=1)
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
@@ -155,7 +147,7 @@ class DeviceLock:
                 hint="Wait for it to end, or stop it; it puts the device back by itself.",
             ) from exc
         os.ftruncate(file, 0)
-        os.pwrite(file, f"{os.getpid()}: {' '.join(sys.argv)[:200]}\n".encode(), 0)
+        os.pwrite(file, f"{os.getpid()}: {_command()}\n".encode(), 0)
         self._file = file
         # A forked child (a data loader's worker) must not keep the lock alive after its parent was killed.
         lock = weakref.ref(self)
@@ -185,21 +177,20 @@ def _drop_in_child(reference: weakref.ref[DeviceLock]) -> None:
         lock.release()
 
 
-def pending(folders: Iterable[Path]) -> list[Journal]:
+def pending(folders: Sequence[Path]) -> list[Journal]:
     """Every journal in some folders: sessions before ``set``, because a session may have run on top of one."""
-    places = list(folders)
-    return [
-        Journal(path)
-        for purpose in ("session", "set")
-        for folder in places
-        for path in sorted(folder.glob(f"*.{purpose}.json"))
-    ]
+    places = [(folder, purpose) for purpose in ("session", "set") for folder in folders]
+    return [Journal(path) for folder, purpose in places for path in sorted(folder.glob(f"*.{purpose}.json"))]
 
 
 def _slug(device_id: str) -> str:
     """A file name for a device; the digest keeps ids apart that differ only in characters a name cannot have."""
     plain = re.sub(r"[^A-Za-z0-9_.-]+", "_", device_id)
     return plain if plain == device_id else f"{plain}-{hashlib.sha256(device_id.encode()).hexdigest()[:8]}"
+
+
+def _command() -> str:
+    return " ".join(sys.argv)[:200]
 
 
 def _digest(body: object) -> str:

@@ -47,8 +47,7 @@ def find_addresses() -> list[str]:
     for name in backend_names():
         try:
             backend = load_backend(name)
-            score = backend.affinity()
-            if score > 0:
+            if (score := backend.affinity()) > 0:
                 scored.extend((score, f"{name}:{where}") for where in backend.find())
         except Exception as exc:  # noqa: BLE001 - a stranger's plug-in, or hardware, may raise anything
             _log.warning("Device backend %r was skipped: it cannot be loaded or probed (%s).", name, exc)

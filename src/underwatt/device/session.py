@@ -18,9 +18,9 @@ from underwatt.device.registry import open_device
 from underwatt.errors import ApplyError, DeviceBusyError, UnderwattError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable
     from pathlib import Path
-    from types import FrameType, TracebackType
+    from types import FrameType
     from typing import Any
 
     from typing_extensions import Self
@@ -47,16 +47,14 @@ class Session:
         self._process = os.getpid()
 
     def __enter__(self) -> Self:
-        in_process = self.device.info.in_process
-        if not in_process:
+        if not self.device.info.in_process:
             self._lock.acquire()
-        try:
-            with _signals_deferred():
-                if not in_process:
+            try:
+                with _signals_deferred():
                     self.recovered = _finish_killed(self.device, self._folders)
-        except BaseException:
-            self._lock.release()
-            raise
+            except BaseException:
+                self._lock.release()
+                raise
         # A signal can fall between the block and __exit__; the end of the interpreter is then the net.
         atexit.register(self.restore)
         self._handlers = _end_on_signals()
@@ -90,9 +88,7 @@ class Session:
                 self._journal.remove()
             self._found = {}
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         try:
             self.restore()
         finally:
@@ -131,21 +127,16 @@ def set_and_leave(device: Device, mode: PowerMode, folder: Path | None = None) -
             journal.write(device.info, {**before, **kept})
             try:
                 device.apply(mode)
-            except UnderwattError:
-                _undo(device, before, journal, kept)
+            except UnderwattError:  # leave things as they were; what cannot be undone stays in the journal
+                with contextlib.suppress(UnderwattError):
+                    device.restore(before)
+                    if kept:
+                        journal.write(device.info, kept)
+                    else:
+                        journal.remove()
                 raise
     finally:
         lock.release()
-
-
-def _undo(device: Device, before: Mapping[str, str], journal: Journal, kept: Mapping[str, str]) -> None:
-    """Leave things as they were before a ``set`` that failed; what cannot be undone stays in the journal."""
-    with contextlib.suppress(UnderwattError):
-        device.restore(before)
-        if kept:
-            journal.write(device.info, kept)
-        else:
-            journal.remove()
 
 
 def restore_all(
@@ -170,7 +161,9 @@ def restore_all(
                 journal.remove()
                 outcomes.append((f"{name}: given up ({exc.message})", None))
             else:
-                outcomes.append((name, _with_way_out(exc)))
+                way_out = "Where that cannot be mended, `underwatt restore --discard` gives this journal up."
+                hint = exc.hint if "--discard" in exc.hint else f"{exc.hint} {way_out}".strip()
+                outcomes.append((name, type(exc)(exc.message, hint=hint)))
     return outcomes
 
 
@@ -187,22 +180,12 @@ def _finish(journal: Journal, entry: JournalEntry, open_address: Callable[[str],
         device.close()
 
 
-def _with_way_out(error: UnderwattError) -> UnderwattError:
-    way_out = "Where that cannot be mended, `underwatt restore --discard` gives this journal up."
-    return type(error)(
-        error.message, hint=error.hint if "--discard" in error.hint else f"{error.hint} {way_out}".strip()
-    )
-
-
 def _end_on_signals() -> dict[int, Any]:
     """Turn the signals that would end this process silently into ``SystemExit``; returns the old handlers."""
     if threading.current_thread() is not threading.main_thread():
         return {}
-    replaced: dict[int, Any] = {}
-    for number in _ENDING_SIGNALS:
-        if signal.getsignal(number) is signal.SIG_DFL:
-            replaced[number] = signal.signal(number, _raise_exit)
-    return replaced
+    silent = [number for number in _ENDING_SIGNALS if signal.getsignal(number) is signal.SIG_DFL]
+    return {number: signal.signal(number, _raise_exit) for number in silent}
 
 
 def _raise_exit(number: int, _frame: FrameType | None) -> None:

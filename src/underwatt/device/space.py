@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 from dataclasses import dataclass
-from itertools import product
 from typing import TYPE_CHECKING
 
 from underwatt.errors import InputError, ModeError
@@ -54,12 +53,12 @@ class Knob:
 
 
 def _short(knob: Knob) -> str:
+    said = [f"{value:g}" for value in knob.values]
     if knob.continuous:
-        return f"{knob.values[0]:g} to {knob.values[-1]:g}"
-    if len(knob.values) <= 8:
-        return ", ".join(f"{value:g}" for value in knob.values)
-    head, tail = knob.values[:3], knob.values[-2:]
-    return f"{', '.join(f'{v:g}' for v in head)} … {', '.join(f'{v:g}' for v in tail)} ({len(knob.values)} values)"
+        return f"{said[0]} to {said[-1]}"
+    if len(said) <= 8:
+        return ", ".join(said)
+    return f"{', '.join(said[:3])} … {', '.join(said[-2:])} ({len(said)} values)"
 
 
 class ModeSpace:
@@ -112,12 +111,7 @@ class ModeSpace:
         return math.prod(len(knob.values) for knob in self.knobs)
 
     def __iter__(self) -> Iterator[PowerMode]:
-        if self._listed is not None:
-            yield from self._listed
-            return
-        names = [knob.name for knob in self.knobs]
-        for values in product(*(knob.values for knob in self.knobs)):
-            yield PowerMode.of(dict(zip(names, values, strict=True)))
+        return map(self.__getitem__, range(len(self)))
 
     def __getitem__(self, index: int) -> PowerMode:
         if not -len(self) <= index < len(self):

@@ -120,7 +120,7 @@ class ReplayBackend:
         return ()
 
     def open(self, where: str) -> ReplayDevice:
-        """Open an exported profile, or a table with the columns of ``tables.read_powertrain_table``."""
+        """Open an exported profile, or a table with the columns of ``tables.read_measurements``."""
         if not where:
             raise InputError("Replay needs a table.", hint="Name it: --device replay:TABLE.csv")
         return ReplayDevice(read_measurements(where), name=Path(where).stem, address=f"replay:{where}")

@@ -90,28 +90,24 @@ def _follow(device: Device, run: StepRun, setting: Setting, options: MeasureOpti
         return measuring.end() or too_short
 
 
+@dataclass(eq=False)
 class Measuring:
     """A setting that is being measured while somebody else runs its steps and beats the meter."""
 
-    def __init__(
-        self,
-        device: Device,
-        meter: Meter,
-        setting: Setting,
-        begun_s: float,
-        options: MeasureOptions,
-        settling: Settling,
-        idle_w: float | None = None,
-    ) -> None:
-        self.setting = setting
-        self.begun_s = begun_s
+    device: Device
+    meter: Meter
+    setting: Setting
+    begun_s: float
+    options: MeasureOptions
+    settling: Settling
+    idle_w: float | None = None
+
+    def __post_init__(self) -> None:
         self.so_far: Measurement | None = None  # what was known at the last look
-        self._device, self._meter, self._options, self._settling = device, meter, options, settling
-        self._idle_w = idle_w
-        self._now_s = device.clock.now_s
+        self._now_s = self.device.clock.now_s
         self._reasons: dict[str, None] = {}  # for throttling: ordered and unique
         self._ask_for_throttling()
-        self._next_look_s = begun_s + LOOK_PERIOD_S
+        self._next_look_s = self.begun_s + LOOK_PERIOD_S
 
     def is_enough(self) -> bool:
         """Whether time and power are known well enough; to be asked after each step, looks only now and then."""
@@ -121,12 +117,12 @@ class Measuring:
         self._next_look_s = now_s + max(LOOK_PERIOD_S, LOOK_GROWTH * (now_s - self.begun_s))
         if now_s - self._asked_s >= THROTTLE_PERIOD_S:
             self._ask_for_throttling()
-        known, options = self._evaluate(), self._options
+        known, options = self._evaluate(), self.options
         self.so_far = found = known[0] if known else None
         over = now_s - self.begun_s >= options.limit_s
         if found is None:
-            if over and not len(self._meter.trace(self.begun_s)):
-                raise MeasureError(f"{self._device.info.name} gave no power reading in {options.limit_s:g} s.")
+            if over and not len(self.meter.trace(self.begun_s)):
+                raise MeasureError(f"{self.device.info.name} gave no power reading in {options.limit_s:g} s.")
             return False
         return over or (
             found.steps >= options.min_steps
@@ -142,19 +138,19 @@ class Measuring:
             return None
         self._ask_for_throttling()
         found, log_likelihood = known
-        self._settling.learn(log_likelihood)
+        self.settling.learn(log_likelihood)
         if self._reasons:
             return replace(found, status=Status.THROTTLED, note=f"slowed down: {', '.join(self._reasons)}")
         return found
 
     def _ask_for_throttling(self) -> None:
-        self._reasons |= dict.fromkeys(self._device.read_state().throttle_reasons)
+        self._reasons |= dict.fromkeys(self.device.read_state().throttle_reasons)
         self._asked_s = self._now_s()
 
     def _evaluate(self) -> tuple[Measurement, NDArray[np.float64]] | None:
         """What is known so far, and how well each settling time explains it; ``None`` while it is nothing."""
-        durations_s = self._meter.step_times(self.begun_s)
-        trace = self._meter.trace(self.begun_s)
+        durations_s = self.meter.step_times(self.begun_s)
+        trace = self.meter.trace(self.begun_s)
         if len(durations_s) < 2 or len(trace) < 2:
             return None
         steps = mean_after_warmup(durations_s)
@@ -184,16 +180,16 @@ class Measuring:
 
     def _mean_power(self, trace: Trace, step_s: float) -> tuple[Estimate, NDArray[np.float64]] | None:
         """Mean power of the steps, and how well each settling time explains the readings."""
-        nothing_learned = np.zeros_like(self._settling.log_prior)
-        paused_s = self._meter.paused_s(trace.at_s)
-        present = self._meter.present_from(trace.at_s)
+        nothing_learned = np.zeros_like(self.settling.log_prior)
+        paused_s = self.meter.paused_s(trace.at_s)
+        present = self.meter.present_from(trace.at_s)
         if not present.all():
             power = mean_after_warmup(trace.power_w[present])
             return None if power.count < FEWEST_READINGS else (power, nothing_learned)
         if paused_s[-1] > 0:
-            busy = _busy_power(trace, paused_s, self._idle_w)
+            busy = _busy_power(trace, paused_s, self.idle_w)
             return None if busy is None else (busy, nothing_learned)
-        return mean_while_settling(*trace.mean_watts(), self._settling, block_s=step_s)
+        return mean_while_settling(*trace.mean_watts(), self.settling, block_s=step_s)
 
 
 def _busy_power(trace: Trace, paused_s: NDArray[np.float64], idle_w: float | None) -> Estimate | None:

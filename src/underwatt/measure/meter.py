@@ -264,9 +264,9 @@ def _sound_counter(
     at_s: NDArray[np.float64], power_w: NDArray[np.float64], counter_j: NDArray[np.float64]
 ) -> NDArray[np.float64] | None:
     """The energy counter, unless it stands still, runs backwards, or contradicts the readings: then they count."""
-    gained_j = counter_j[-1] - counter_j[0]
     if len(counter_j) < COUNTER_MIN_READINGS:
         return counter_j
+    gained_j = counter_j[-1] - counter_j[0]
     expected_j = float(np.mean(power_w)) * (at_s[-1] - at_s[0])
     sound = bool(np.all(np.diff(counter_j) >= 0)) and abs(gained_j / expected_j - 1) <= COUNTER_TOLERANCE
     return counter_j if sound else None

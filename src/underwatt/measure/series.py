@@ -10,7 +10,7 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
-from underwatt.errors import InputError, ModeError, OutOfMemoryError, StepError, WorkloadError
+from underwatt.errors import InputError, OutOfMemoryError, StepError, WorkloadError
 from underwatt.measure.measurement import measure
 from underwatt.measure.steady import Settling
 from underwatt.records import KNOBS, Measurement, PowerMode, Setting, Status
@@ -39,15 +39,12 @@ class MeasurementStore(Protocol):
 
     def profile_id(self, device: DeviceInfo, workload: WorkloadInfo) -> int:
         """The number of the profile of a workload on a device."""
-        ...
 
     def measurements(self, profile_id: int) -> tuple[Measurement, ...]:
         """What is known of it."""
-        ...
 
     def add(self, profile_id: int, measurements: Sequence[Measurement]) -> None:
         """Keep some more."""
-        ...
 
 
 def grid_modes(space: ModeSpace) -> list[PowerMode]:
@@ -74,35 +71,30 @@ def modes_from_file(path: Path, space: ModeSpace) -> list[PowerMode]:
         )
 
     def allowed(row: Mapping[str, str]) -> PowerMode:
-        try:
-            return space.check(PowerMode.of({name: float(row[name]) for name in KNOBS if row.get(name)}))
-        except ModeError as exc:
-            raise InputError(str(exc)) from exc
+        return space.check(PowerMode.of({name: float(row[name]) for name in KNOBS if row.get(name)}))
 
     return list(parsed(path, rows, allowed))
 
 
-def ordered_settings(modes: Iterable[PowerMode], batch_sizes: Iterable[int]) -> list[Setting]:
+def ordered_settings(modes: Iterable[PowerMode], batch_sizes: Sequence[int]) -> list[Setting]:
     """Every mode at every batch size, in the order to measure them."""
-    sizes = list(batch_sizes)
-    return in_order(Setting(mode, size) for mode in modes for size in sizes)
+    return in_order(Setting(mode, size) for mode in modes for size in batch_sizes)
 
 
 def in_order(settings: Iterable[Setting]) -> list[Setting]:
     """Batch sizes ascending, so that running out of memory is met once and the job is started once for each; within
     one, modes from gentle to hot, so that each starts on a board that is no hotter than it will be anyway.
     """
-    return sorted(dict.fromkeys(settings), key=lambda setting: (setting.batch_size, _heat(setting.mode)))
+
+    def heat(setting: Setting) -> tuple[float, ...]:
+        values = setting.mode.knobs().values()
+        return setting.batch_size, math.prod(values), *values
+
+    return sorted(dict.fromkeys(settings), key=heat)
 
 
-def _heat(mode: PowerMode) -> tuple[float, tuple[float, ...]]:
-    values = tuple(mode.knobs().values())
-    return math.prod(values), values
-
-
-def to_measure(settings: Sequence[Setting], done: Iterable[Measurement]) -> list[Setting]:
+def to_measure(settings: Sequence[Setting], done: Sequence[Measurement]) -> list[Setting]:
     """What is left: not what was measured, and not what is known to run out of memory."""
-    done = list(done)
     answered = {m.setting for m in done if m.status is not Status.FAILED}
     too_large = smallest_too_large(done)
     return [s for s in settings if s not in answered and s.batch_size < too_large]
@@ -161,25 +153,20 @@ def run_profile(
     )
 
 
+@dataclass(eq=False)
 class Measurer:
     """Measures settings of a job one after the other, whatever their order; each is on disk when it is known.
 
     The job is started once for each batch size and kept running while modes change.
     """
 
-    def __init__(
-        self,
-        session: Session,
-        workload: Workload,
-        store: MeasurementStore,
-        profile_id: int,
-        options: MeasureOptions | None = None,
-    ) -> None:
-        self._session = session
-        self._workload = workload
-        self._store = store
-        self._profile_id = profile_id
-        self._options = options
+    session: Session
+    workload: Workload
+    store: MeasurementStore
+    profile_id: int
+    options: MeasureOptions | None = None
+
+    def __post_init__(self) -> None:
         self._settling = Settling()
         self._run: StepRun | None = None
         self._batch_size = 0
@@ -187,7 +174,7 @@ class Measurer:
     def measure(self, setting: Setting) -> Measurement:
         """One setting; running out of memory and failing are answers too."""
         found = self._measure_with_retry(setting)
-        self._store.add(self._profile_id, [found])
+        self.store.add(self.profile_id, [found])
         return found
 
     def _measure_with_retry(self, setting: Setting) -> Measurement:
@@ -198,7 +185,7 @@ class Measurer:
                 return Measurement(setting, status=Status.OUT_OF_MEMORY, note=exc.message)
             except StepError as exc:
                 return Measurement(setting, status=Status.FAILED, note=str(exc))
-            found = measure(self._session, run, setting, self._options, self._settling)
+            found = measure(self.session, run, setting, self.options, self._settling)
             if found.usable:
                 return found
             self._end_run()  # whatever went wrong, the next setting gets a fresh start
@@ -209,7 +196,7 @@ class Measurer:
     def _run_at(self, batch_size: int) -> StepRun:
         if self._run is None or self._batch_size != batch_size:
             self._end_run()
-            self._run = self._workload.start(batch_size)
+            self._run = self.workload.start(batch_size)
             self._batch_size = batch_size
         return self._run
 

@@ -93,9 +93,9 @@ def mean_after_warmup(values: NDArray[np.float64]) -> Estimate:
     first = warm_from(values)
     kept = values[first:]
     count = len(kept)
+    mean = float(np.mean(kept)) if count else math.nan
     if count < 3:
-        return Estimate(float(np.mean(kept)) if count else math.nan, math.inf, first, count)
-    mean = float(np.mean(kept))
+        return Estimate(mean, math.inf, first, count)
     variance = float(np.var(kept, ddof=1))
     independent = max(2.0, count * independent_share(kept - mean))
     return Estimate(mean, _t95(independent - 1) * math.sqrt(variance / independent), first, count)

@@ -31,11 +31,9 @@ class StepRun(Protocol):
         never reports. An external job does not wait to be asked: beats from before this call are handed out first,
         so whoever times a window drops those whose ``at_s`` lies before it.
         """
-        ...
 
     def stop(self) -> None:
         """End the job and free what it holds; may be repeated."""
-        ...
 
 
 class Workload(Protocol):
@@ -44,12 +42,9 @@ class Workload(Protocol):
     @property
     def info(self) -> WorkloadInfo:
         """Who it is."""
-        ...
 
     def cost(self) -> WorkloadCost | None:
         """What a step costs, or ``None`` where that cannot be counted (an external command)."""
-        ...
 
     def start(self, batch_size: int) -> StepRun:
         """Begin training at a batch size."""
-        ...

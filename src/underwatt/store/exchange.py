@@ -21,7 +21,8 @@ import json
 import math
 from dataclasses import dataclass, field
 from functools import cache, partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from importlib import resources
+from typing import TYPE_CHECKING, Any
 
 from underwatt.errors import InputError
 from underwatt.planning.choice import Plan
@@ -38,7 +39,7 @@ from underwatt.records import (
     to_json,
     to_row,
 )
-from underwatt.tables import NATIVE_MARK, cells_reader, number_or_nan, parsed, read_powertrain_table, read_rows
+from underwatt.tables import NATIVE_MARK, cells_reader, parsed, positive, read_measurements, read_rows
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -49,10 +50,8 @@ if TYPE_CHECKING:
     from underwatt.tables import Rows
 
 KIND = "underwatt"  # under this name a JSON file says what it holds: "profile" or "plan"
-_DEVICE_COLUMNS = ("device_name", "device_id", "device")
-_WORKLOAD_COLUMNS = ("workload_name", "workload_id", "workload")
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"  # of a spreadsheet or an editor
-_Info = TypeVar("_Info", DeviceInfo, WorkloadInfo)
+_INFOS: dict[str, type] = {"device": DeviceInfo, "workload": WorkloadInfo}
 
 
 @dataclass(slots=True)
@@ -66,13 +65,13 @@ class Exchanged:
 
 def write_profile(profile: Profile, file: TextIO) -> None:
     """A profile as CSV, with who it is of on every line, so that one file is enough on another machine."""
-    whose = _cells(profile.device, _DEVICE_COLUMNS) | _cells(profile.workload, _WORKLOAD_COLUMNS)
+    whose = _cells("device", profile.device) | _cells("workload", profile.workload)
     _write_rows(Measurement, whose, profile.measurements, file)
 
 
 def write_convergence(workload: WorkloadInfo, runs: Iterable[ConvergenceRun], file: TextIO) -> None:
     """Convergence runs as CSV."""
-    _write_rows(ConvergenceRun, _cells(workload, _WORKLOAD_COLUMNS), runs, file)
+    _write_rows(ConvergenceRun, _cells("workload", workload), runs, file)
 
 
 def write_profile_with_convergence(profile: Profile, runs: Sequence[ConvergenceRun], file: TextIO) -> None:
@@ -117,24 +116,37 @@ def read_file(path: Path, *, device_name: str = "", samples_per_epoch: float = 1
     names, rows = read_rows(path)
     name = device_name or path.stem
     if names >= NATIVE_MARK:
-        return Exchanged(profiles=_grouped(path, rows, _native_owners, cells_reader(Measurement), Profile))
+        groups = _grouped(path, rows, _owners("device", "workload"), cells_reader(Measurement))
+        return Exchanged(profiles=[Profile(*group) for group in groups])
     if {"workload_name", "samples"} <= names:
-        return Exchanged(convergence=_grouped(path, rows, _native_workload, cells_reader(ConvergenceRun), _pair))
+        return Exchanged(convergence=_grouped(path, rows, _owners("workload"), cells_reader(ConvergenceRun)))
     if {"cores", "time_ms"} <= names:
         workload = WorkloadInfo(path.stem, _id(path.stem))
-        return Exchanged(profiles=[Profile(_device(name), workload, tuple(read_powertrain_table(path)))])
+        return Exchanged(profiles=[Profile(_device(name), workload, read_measurements(path))])
     if {"power_limit", "time_per_epoch"} <= names:
         measurement = partial(_zeus_measurement, samples_per_epoch=samples_per_epoch)
-        return Exchanged(
-            profiles=_grouped(path, rows, lambda row: (_device(name), *_zeus_workload(row)), measurement, Profile)
-        )
+        groups = _grouped(path, rows, lambda row: (_device(name), _zeus_workload(row)), measurement)
+        return Exchanged(profiles=[Profile(*group) for group in groups])
     if {"target_metric", "target_epoch"} <= names:
         run = partial(_zeus_run, samples_per_epoch=samples_per_epoch)
-        return Exchanged(convergence=_grouped(path, rows, _zeus_workload, run, _pair))
+        return Exchanged(convergence=_grouped(path, rows, lambda row: (_zeus_workload(row),), run))
     raise InputError(
         f"{path} is no table that Underwatt knows: its columns are {', '.join(sorted(names)) or 'none'}.",
         hint="`underwatt store import --help` lists the forms.",
     )
+
+
+def builtin_reference(board: str) -> Profile:
+    """ResNet-18 on a simulated board, for users who have measured nothing yet; it comes with the package.
+
+    ``benchmarks/make_references.py`` makes it from the published constants of the virtual board. A predictor weighs it
+    like any reference, so that real profiles, where there are some, win.
+    """
+    file = resources.files("underwatt.store") / "builtin" / f"simulated_{board}_resnet18.csv"
+    with resources.as_file(file) as path:
+        measurements = read_measurements(path)
+    device = DeviceInfo("virtual", f"{board} (simulated)", f"simulated-{board}", f"virtual:{board}", simulated=True)
+    return Profile(device, WorkloadInfo("ResNet-18 (simulated)", f"simulated-resnet18-{board}"), measurements)
 
 
 def _looks_like_json(path: Path) -> bool:
@@ -151,30 +163,24 @@ def _read_json(path: Path) -> Exchanged:
         record = json.loads(path.read_text(encoding="utf-8-sig"))
     except (OSError, ValueError, RecursionError) as exc:
         raise InputError(f"{path} cannot be read as JSON ({exc}).") from exc
-    kind = record.pop(KIND, None) if isinstance(record, dict) else None
-    if kind not in ("profile", "plan"):
-        raise InputError(
-            f"{path} is no profile and no plan of Underwatt's.",
-            hint="`underwatt store export` and `underwatt plan --out` write such files.",
-        )
-    return _plan_in(record, path) if kind == "plan" else _profile_in(record, path)
-
-
-def _plan_in(record: dict[str, Any], path: Path) -> Exchanged:
-    try:
-        from_json(DeviceInfo, record["device"]), from_json(WorkloadInfo, record["workload"])
-    except (KeyError, InputError) as exc:
-        raise InputError(f"{path} does not say for which device and job it is ({exc}).") from exc
-    return Exchanged(plans=[{KIND: "plan", **record}])
-
-
-def _profile_in(record: dict[str, Any], path: Path) -> Exchanged:
-    try:
-        runs = from_json(tuple[ConvergenceRun, ...], record.pop("convergence"), "convergence")
-        profile = from_json(Profile, record)
-    except (KeyError, InputError) as exc:
-        raise InputError(f"{path} is a damaged profile ({exc}).", hint="Export it again.") from exc
-    return Exchanged(profiles=[profile], convergence=[(profile.workload, runs)] if runs else [])
+    kind = record.get(KIND) if isinstance(record, dict) else None
+    if kind == "plan":
+        try:
+            from_json(DeviceInfo, record["device"]), from_json(WorkloadInfo, record["workload"])
+        except (KeyError, InputError) as exc:
+            raise InputError(f"{path} does not say for which device and job it is ({exc}).") from exc
+        return Exchanged(plans=[record])
+    if kind == "profile":
+        try:
+            runs = from_json(tuple[ConvergenceRun, ...], record["convergence"], "convergence")
+            profile = from_json(Profile, record)
+        except (KeyError, InputError) as exc:
+            raise InputError(f"{path} is a damaged profile ({exc}).", hint="Export it again.") from exc
+        return Exchanged(profiles=[profile], convergence=[(profile.workload, runs)] if runs else [])
+    raise InputError(
+        f"{path} is no profile and no plan of Underwatt's.",
+        hint="`underwatt store export` and `underwatt plan --out` write such files.",
+    )
 
 
 def _grouped(
@@ -182,24 +188,19 @@ def _grouped(
     rows: Rows,
     key_of: Callable[[dict[str, str]], tuple[Any, ...]],
     item_of: Callable[[dict[str, str]], Any],
-    build: Callable[..., Any],
 ) -> list[Any]:
-    """Rows gathered by what they belong to."""
+    """Rows gathered by what they belong to: that, and a tuple of their items."""
     groups: dict[str, tuple[tuple[Any, ...], list[Any]]] = {}
     for key, item in parsed(path, rows, lambda row: (key_of(row), item_of(row))):
         groups.setdefault(json.dumps(to_json(key)), (key, []))[1].append(item)
     if not groups:
         raise InputError(f"{path} has a header and no rows.")
-    return [build(*key, tuple(items)) for key, items in groups.values()]
+    return [(*key, tuple(items)) for key, items in groups.values()]
 
 
-def _pair(workload: WorkloadInfo, runs: tuple[ConvergenceRun, ...]) -> tuple[WorkloadInfo, tuple[ConvergenceRun, ...]]:
-    return workload, runs
-
-
-def _cells(info: DeviceInfo | WorkloadInfo, names: tuple[str, str, str]) -> dict[str, str]:
+def _cells(role: str, info: DeviceInfo | WorkloadInfo) -> dict[str, str]:
     """A name for people, an id, and the whole as JSON."""
-    return dict(zip(names, (info.name, info.id, json.dumps(to_json(info))), strict=True))
+    return {f"{role}_name": info.name, f"{role}_id": info.id, role: json.dumps(to_json(info))}
 
 
 def _write_rows(kind: type, whose: dict[str, str], items: Iterable[Any], file: TextIO) -> None:
@@ -208,40 +209,32 @@ def _write_rows(kind: type, whose: dict[str, str], items: Iterable[Any], file: T
     writer.writerows(whose | to_row(item) for item in items)
 
 
+def _owners(*roles: str) -> Callable[[dict[str, str]], tuple[Any, ...]]:
+    """What reads from a row what ``_cells`` wrote."""
+    return lambda row: tuple(_info(role, row[role]) for role in roles)
+
+
 @cache
-def _info(kind: type[_Info], text: str) -> _Info:
-    return from_json(kind, json.loads(text))
+def _info(role: str, text: str) -> Any:
+    return from_json(_INFOS[role], json.loads(text))
 
 
-def _native_workload(row: dict[str, str]) -> tuple[WorkloadInfo]:
-    return (_info(WorkloadInfo, row["workload"]),)
-
-
-def _native_owners(row: dict[str, str]) -> tuple[DeviceInfo, WorkloadInfo]:
-    return _info(DeviceInfo, row["device"]), _info(WorkloadInfo, row["workload"])
-
-
-def _zeus_workload(row: dict[str, str]) -> tuple[WorkloadInfo]:
+def _zeus_workload(row: dict[str, str]) -> WorkloadInfo:
     name = f"{row['dataset']} {row['network']} {row['optimizer']}"
-    return (WorkloadInfo(name, _id(name)),)
+    return WorkloadInfo(name, _id(name))
 
 
 def _zeus_measurement(row: dict[str, str], *, samples_per_epoch: float) -> Measurement:
     batch_size = int(row["batch_size"])
-    step_s = _positive(row, "time_per_epoch") * batch_size / samples_per_epoch
-    mode = PowerMode(power_limit_w=_positive(row, "power_limit"))
-    return Measurement(Setting(mode, batch_size), step_s=step_s, power_w=_positive(row, "average_power"))
+    step_s = positive(row, "time_per_epoch") * batch_size / samples_per_epoch
+    mode = PowerMode(power_limit_w=positive(row, "power_limit"))
+    return Measurement(Setting(mode, batch_size), step_s=step_s, power_w=positive(row, "average_power"))
 
 
 def _zeus_run(row: dict[str, str], *, samples_per_epoch: float) -> ConvergenceRun:
-    epochs = number_or_nan(row["target_epoch"])  # blank or nan: never reached
-    return ConvergenceRun(
-        int(row["batch_size"]),
-        float(row["target_metric"]),
-        epochs * samples_per_epoch,
-        int(row["run"]),
-        number_or_nan(row["learning_rate"]),
-    )
+    samples = float(row["target_epoch"] or "nan") * samples_per_epoch  # blank or nan: never reached
+    learning_rate = float(row["learning_rate"] or "nan")
+    return ConvergenceRun(int(row["batch_size"]), float(row["target_metric"]), samples, int(row["run"]), learning_rate)
 
 
 def _device(name: str) -> DeviceInfo:
@@ -250,10 +243,3 @@ def _device(name: str) -> DeviceInfo:
 
 def _id(name: str) -> str:
     return hashlib.sha256(name.encode()).hexdigest()[:16]
-
-
-def _positive(row: dict[str, str], column: str) -> float:
-    value = float(row[column])
-    if not (math.isfinite(value) and value > 0):
-        raise InputError(f"{column} must be positive, not {row[column]!r}.")
-    return value

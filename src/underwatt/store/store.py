@@ -42,6 +42,14 @@ STORE_VARIABLE = "UNDERWATT_STORE"
 DEFAULT_NAME = "underwatt.db"
 RETRY_S = 1.0  # how long the saver waits where it could not store
 _MEASUREMENTS = "SELECT * FROM measurements WHERE profile_id = ? ORDER BY id"
+_PERMISSIONS = f"Check its permissions, or name another file with --store or {STORE_VARIABLE}."
+_HINTS = {  # by words of SQLite's messages
+    "full": "Free some space; everything stored before is intact.",
+    "locked": "Another process holds it; try again when it is done.",
+    "readonly": _PERMISSIONS,
+    "unable to open": _PERMISSIONS,
+    "": "Move it away and start a new one; it was not changed.",  # for any other
+}
 _Item = TypeVar("_Item")
 
 
@@ -240,21 +248,11 @@ class Store:
         try:
             yield
         except sqlite3.Error as exc:
-            reason = str(exc)
-            if "full" in reason:
-                hint = "Free some space; everything stored before is intact."
-            elif "locked" in reason:
-                hint = "Another process holds it; try again when it is done."
-            elif "readonly" in reason or "unable to open" in reason:
-                hint = f"Check its permissions, or name another file with --store or {STORE_VARIABLE}."
-            else:
-                hint = "Move it away and start a new one; it was not changed."
-            raise StoreError(f"The store {self.path} cannot be used: {reason}.", hint=hint) from exc
+            hint = next(hint for words, hint in _HINTS.items() if words in str(exc))
+            raise StoreError(f"The store {self.path} cannot be used: {exc}.", hint=hint) from exc
         except OSError as exc:
-            raise StoreError(
-                f"The store {self.path} cannot be used: {exc.strerror}.",
-                hint=f"Name another file with --store or {STORE_VARIABLE}.",
-            ) from exc
+            hint = f"Name another file with --store or {STORE_VARIABLE}."
+            raise StoreError(f"The store {self.path} cannot be used: {exc.strerror}.", hint=hint) from exc
 
 
 def _find_profile_id(connection: sqlite3.Connection, device: DeviceInfo, workload: WorkloadInfo) -> int:
@@ -372,7 +370,12 @@ class Saver:
                 while not self._waiting and not self._closing:
                     self._wake.wait()
                 now, closing = list(self._waiting), self._closing
-            problem = self._store_all(now)
+            problem = None
+            try:
+                if now:
+                    self._store.add(self._store.profile_id(self._device, self._workload), now)
+            except StoreError as exc:
+                problem = str(exc)
             with self._wake:
                 if problem is None:
                     del self._waiting[: len(now)]
@@ -383,13 +386,3 @@ class Saver:
                 failing = problem is not None
                 if closing and (failing or not self._waiting):
                     return
-
-    def _store_all(self, measurements: list[Measurement]) -> str | None:
-        """Store some measurements; what went wrong, where something did."""
-        if not measurements:
-            return None
-        try:
-            self._store.add(self._store.profile_id(self._device, self._workload), measurements)
-        except StoreError as exc:
-            return str(exc)
-        return None
