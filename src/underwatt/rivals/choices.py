@@ -53,17 +53,13 @@ class Table:
         sample_s = np.exp(outlook.log_time_s - problem.log_steps) / problem.candidates.batch_size
         return cls(problem.candidates, np.exp(outlook.log_time_s), sample_s, np.exp(outlook.log_drawn_w))
 
-    def take(self, rows: NDArray[np.intp]) -> Table:
-        """Some of the settings."""
-        return Table(self.settings.take(rows), self.time_s[rows], self.sample_s[rows], self.drawn_w[rows])
-
     def fits(self, power_w: float) -> NDArray[np.bool_]:
         """Which settings keep the watts."""
         return np.asarray(self.drawn_w <= power_w)
 
 
 def oracle(table: Table, power_w: float) -> int | None:
-    """The best setting that fits: what a planner that knew the table would choose."""
+    """The best setting that fits: what a planner that knew the table would choose, or one that trusts predictions."""
     return _smallest(table.time_s, table.fits(power_w))
 
 
@@ -100,25 +96,17 @@ def stock_mode(table: Table, power_w: float, modes: Mapping[str, PowerMode]) -> 
     Modes that are not in the table are left out.
     """
     found: list[tuple[bool, float, str, int]] = []  # the best first
-    middle = table.settings.batch_size == _middle_batch(table)
+    settings, fits = table.settings, table.fits(power_w)
     for name, mode in modes.items():
-        knobs = mode.knobs()
-        if any(knob not in table.settings.knobs for knob in knobs):
-            continue
-        same = middle
-        for knob, value in knobs.items():
-            same = same & (table.settings.values[:, table.settings.knobs.index(knob)] == value)
-        fitting = _smallest(table.time_s, same & table.fits(power_w))
-        row = _smallest(table.drawn_w, same) if fitting is None else fitting
-        if row is not None:
-            value = table.drawn_w[row] if fitting is None else table.time_s[row]
-            found.append((fitting is None, float(value), name, row))
+        same = settings.batch_size == _middle_batch(table)
+        for knob, value in mode.knobs().items():
+            column = settings.column(knob)
+            same = same & (column == value if column is not None else False)
+        for over, values, rows in ((False, table.time_s, same & fits), (True, table.drawn_w, same)):
+            row = _smallest(values, rows)
+            if row is not None:
+                found.append((over, float(values[row]), name, row))
     return min(found)[2:] if found else None
-
-
-def trusting_choice(predicted: Table, power_w: float) -> int | None:
-    """The fastest setting predicted to fit, unmeasured: with PowerTrain's predictions, PowerTrain's choice."""
-    return oracle(predicted, power_w)
 
 
 def by_clock_alone(settings: SettingArray) -> NDArray[np.bool_]:
