@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -206,29 +206,27 @@ def outlook_as_known(
     Repeats count with their mean, except for the watts that the budget bounds: there the highest counts, its interval
     included.
     """
-    columns = {name: np.array(getattr(prediction, name)) for name in prediction.__dataclass_fields__}
-    measured = np.zeros(len(problem), dtype=bool)
-    highest_w: list[tuple[NDArray[np.intp], float]] = []
+    seen = take_rows(Outlook.without_pauses(problem, prediction, measurements), np.arange(len(problem)))  # a copy
+    log_steps, measured = problem.log_steps, np.zeros(len(problem), dtype=bool)
     for setting, same in by_setting(measurements).items():
         rows = rows_of(problem.candidates, setting)
         measured[rows] = True
-        for name in ("step_s", "power_w"):
-            columns[f"log_{name}"][rows] = np.log([getattr(m, name) for m in same]).mean()
-            columns[f"log_{name}_std"][rows] = _std(same, name)
+        log_step_s, seen.step_std[rows] = _mean([(m.step_s, m.step_s_ci95) for m in same])
+        seen.log_time_s[rows] = log_step_s + log_steps[rows]
+        seen.log_power_w[rows], seen.power_std[rows] = _mean([(m.power_w, m.power_w_ci95) for m in same])
+        seen.log_drawn_w[rows], seen.drawn_std[rows] = seen.log_power_w[rows], seen.power_std[rows]
         if problem.budget.power_w is not None:
-            highest_w.append((rows, max(problem.budget.drawn_w(m) for m in same)))
-    outlook = Outlook.without_pauses(problem, replace(prediction, **columns), measurements)
-    log_drawn_w, drawn_std = np.array(outlook.log_drawn_w), np.array(outlook.drawn_std)
-    for rows, drawn_w in highest_w:
-        log_drawn_w[rows], drawn_std[rows] = math.log(drawn_w), KEPT_STD
-    return replace(outlook, log_drawn_w=log_drawn_w, drawn_std=drawn_std).with_pauses(problem), measured
+            drawn_w = max(problem.budget.drawn_w(m) for m in same)
+            seen.log_drawn_w[rows], seen.drawn_std[rows] = math.log(drawn_w), KEPT_STD
+    return seen.with_pauses(problem), measured
 
 
-def _std(same: Sequence[Measurement], name: str) -> float:
-    widths = [getattr(m, f"{name}_ci95") / 1.96 / getattr(m, name) for m in same]
-    known = [width for width in widths if math.isfinite(width)]
-    once = math.sqrt(sum(width**2 for width in known) / len(known)) if known else READING_STD
-    return max(once / math.sqrt(len(same)), LEAST_STD)
+def _mean(readings: list[tuple[float, float]]) -> tuple[float, float]:
+    """Mean of the logs of repeats, given with their 95% intervals, and its standard deviation."""
+    variances = [(ci95 / 1.96 / value) ** 2 for value, ci95 in readings if math.isfinite(ci95)]
+    once = math.sqrt(sum(variances) / len(variances)) if variances else READING_STD
+    mean = float(np.log([value for value, _ in readings]).mean())
+    return mean, max(once / math.sqrt(len(readings)), LEAST_STD)
 
 
 def _infeasible(candidates: Candidates, risk: float) -> BudgetError:
