@@ -147,9 +147,9 @@ class Candidates:
         one = take_rows(self.outlook, slice(row, row + 1))
         return Expectation(
             setting=self.problem.candidates[row],
-            time_s=_interval(one.log_time_s[0], one.log_median_time_s[0], one.time_std[0]),
-            power_w=_interval(one.log_power_w[0], one.log_power_w[0], one.power_std[0]),
-            energy_j=_interval(one.log_energy_j[0], one.log_median_energy_j[0], one.energy_std[0]),
+            time_s=_interval(one.log_time_s[0], one.time_std[0], one.log_skew[0]),
+            power_w=_interval(one.log_power_w[0], one.power_std[0]),
+            energy_j=_interval(one.log_energy_j[0], one.energy_std[0], one.log_skew[0]),
             chance_over=float(1 - self.chance[row]),
             measured=bool(self.measured[row]),
         )
@@ -175,9 +175,9 @@ def _plan(known: Candidates, allowed: NDArray[np.bool_], how: str, risk: float) 
     )
 
 
-def _interval(log_expected: float, log_median: float, std: float) -> Interval:
-    reach = quantile(0.5 + INTERVAL / 2) * std
-    return Interval(math.exp(log_expected), math.exp(log_median - reach), math.exp(log_median + reach))
+def _interval(log_expected: float, std: float, log_skew: float = 0.0) -> Interval:
+    median, reach = log_expected - log_skew, quantile(0.5 + INTERVAL / 2) * std
+    return Interval(math.exp(log_expected), math.exp(median - reach), math.exp(median + reach))
 
 
 def quantile(probability: float) -> float:

@@ -227,14 +227,9 @@ class Outlook:
         return np.asarray(np.hypot(self.step_std, self.samples_std))
 
     @property
-    def log_median_time_s(self) -> Floats:
-        """Time to target that is as likely missed as met: below ``log_time_s``, which is of the mean."""
-        return np.asarray(self.log_time_s - self.samples_std**2 / 2)
-
-    @property
-    def log_median_energy_j(self) -> Floats:
-        """Energy to target that is as likely missed as met."""
-        return np.asarray(self.log_median_time_s + self.log_power_w)
+    def log_skew(self) -> Floats:
+        """How far time and energy to the target, which are means, lie above what is as likely missed as met."""
+        return np.asarray(self.samples_std**2 / 2)
 
     @property
     def energy_std(self) -> Floats:
@@ -263,8 +258,8 @@ class Outlook:
         """The bounds of a budget, each with what the candidates make of it."""
         every = (
             ("power", "W", budget.power_w, self.log_drawn_w, self.drawn_std),
-            ("deadline", "s", budget.deadline_s, self.log_median_time_s, self.time_std),
-            ("energy", "J", budget.energy_j, self.log_median_energy_j, self.energy_std),
+            ("deadline", "s", budget.deadline_s, self.log_time_s - self.log_skew, self.time_std),
+            ("energy", "J", budget.energy_j, self.log_energy_j - self.log_skew, self.energy_std),
         )
         return tuple(Bound(name, unit, most, *rest) for name, unit, most, *rest in every if most is not None)
 

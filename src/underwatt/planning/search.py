@@ -196,14 +196,8 @@ class Search:
 
     def _telling(self, rows: NDArray[np.intp], count: int) -> list[int]:
         """Of some rows, those that tell most about all others."""
-        chosen = first_settings(
-            self.problem.candidates.take(rows),
-            min(count, len(rows)),
-            references=self.references,
-            measurements=self.measurements,
-            seed=self.seed,
-        )
-        return [int(row) for row in rows[chosen]]
+        some, count = self.problem.candidates.take(rows), min(count, len(rows))
+        return [int(row) for row in rows[first_settings(some, count, references=self.references, seed=self.seed)]]
 
     def _predict_promising(self) -> tuple[NDArray[np.intp], Prediction]:
         """The candidates that had a prospect when all were last looked at, and predictions for them."""
