@@ -21,7 +21,7 @@ import numpy as np
 
 from underwatt._imports import require
 from underwatt.errors import PredictError
-from underwatt.predict.base import Observations, check_same_knobs, observe
+from underwatt.predict.base import Observations, by_setting, check_same_knobs, observe
 from underwatt.records import Prediction
 
 if TYPE_CHECKING:
@@ -199,13 +199,12 @@ class LookupTable:
     ) -> FittedLookupTable:
         """Gather the measurements by setting."""
         seen = observe(measurements)
-        repeats: dict[tuple[float, ...], list[tuple[float, float]]] = {}
-        for row, *logs in zip(seen.settings.matrix().tolist(), seen.log_step_s, seen.log_power_w, strict=True):
-            repeats.setdefault(tuple(row), []).append((logs[0], logs[1]))
         figures = {}
-        for row, readings in repeats.items():
-            spread = np.std(readings, axis=0, ddof=1) if len(readings) > 1 else 0.0
-            figures[row] = np.column_stack([np.mean(readings, axis=0), np.maximum(READING_STD, spread)]).ravel()
+        for setting, same in by_setting(measurements).items():
+            logs = np.log([(m.step_s, m.power_w) for m in same])
+            stds = np.maximum(READING_STD, logs.std(axis=0, ddof=1) if len(same) > 1 else 0.0)
+            row = (*setting.mode.knobs().values(), setting.batch_size)
+            figures[row] = np.column_stack([logs.mean(axis=0), stds]).ravel()
         return FittedLookupTable(seen.settings.knobs, figures)
 
 
