@@ -34,7 +34,7 @@ from underwatt.planning.problem import Outlook, Problem
 from underwatt.planning.search import Search
 from underwatt.predict.base import SettingArray
 from underwatt.records import DeviceInfo, Measurement, Profile, WorkloadInfo, to_json
-from underwatt.rivals.choices import Table, maximum_mode, oracle, trusting_choice
+from underwatt.rivals.choices import Table, maximum_mode, oracle
 from underwatt.rivals.predictors import PowerTrain
 from underwatt.tables import read_measurements
 
@@ -99,7 +99,7 @@ class Bench:
         """Fifty random modes, two networks, and their word taken for it; the same modes serve every budget."""
         if repeat not in self._predicted:
             self._predicted[repeat] = self._transfer(repeat)
-        row = trusting_choice(self._predicted[repeat], budget_w)
+        row = oracle(self._predicted[repeat], budget_w)
         if row is None:
             row = int(np.argmin(self._predicted[repeat].drawn_w))
         return row, len(self._random(repeat))

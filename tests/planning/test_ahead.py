@@ -89,6 +89,13 @@ def test_the_fastest_agrees_with_trying_every_choice(
         assert check(found, table, schedule, 0.0) == pytest.approx(1.0)
 
 
+@pytest.mark.parametrize("stretches", range(1, 40))
+def test_what_is_done_at_the_end_of_a_stretch_does_not_wait_for_the_next(stretches: int) -> None:
+    schedule = Schedule((0.0, 60.0), (13.0, 4.0), 300.0)
+    found = look_ahead([60.0 * stretches], [10.0], [10.0], schedule)
+    assert found.finish_s == pytest.approx(300.0 * (stretches - 1) + 60.0)
+
+
 def most_share(
     table: tuple[list[float], list[float], list[float]],
     schedule: Schedule,

@@ -20,6 +20,7 @@ from underwatt.planning.problem import (
     allows_pauses,
     busy_share,
     can_pause,
+    keeps,
     project,
 )
 from underwatt.predict.base import SettingArray
@@ -209,3 +210,20 @@ def test_nobody_trains_a_twentieth_of_the_time() -> None:
     problem = paused("4.1W")
     assert problem.busy_share(np.array([12.0]), np.array([0.1]))[0] == 1
     assert not project(problem, len(problem) - 1, world.truth(problem.candidates[len(problem) - 1])).fits
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("10W", [True, True, False]),
+        ("2h", [True, False, True]),
+        ("10Wh", [False, True, True]),
+        ("10W, 2h", [True, False, False]),
+        ("10W, 2h, 10Wh", [False, False, False]),
+    ],
+)
+def test_a_budget_is_kept_where_every_bound_of_it_is(text: str, expected: list[bool]) -> None:
+    hours = np.array([2.0, 2.5, 0.5])  # the first meets its bound exactly, which keeps it
+    watts = np.array([10.0, 4.0, 12.0])
+    assert keeps(parse_budget(text), watts, 3600 * hours, 3600 * hours * watts).tolist() == expected
+    assert bool(keeps(parse_budget(text), watts[0], 3600 * hours[0], 3600 * hours[0] * watts[0])) is expected[0]

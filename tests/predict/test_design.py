@@ -45,8 +45,8 @@ def test_chosen_settings_leave_less_uncertain_than_random_ones() -> None:
 
 def test_a_batch_that_ran_out_of_memory_and_larger_ones_are_left_out() -> None:
     assert fits_memory(ALL, [_out_of_memory(32)]).tolist() == [m.setting.batch_size < 32 for m in SEEN]
-    chosen = first_settings(ALL, 8, measurements=[_out_of_memory(20)])
-    assert all(ALL.batch_size[chosen] == 8)
+    assert fits_memory(ALL, [_out_of_memory(20), SEEN[-1]]).tolist() == [m.setting.batch_size == 8 for m in SEEN]
+    assert fits_memory(ALL, SEEN).all()
 
 
 def test_a_reference_guides_the_first_ten_and_not_the_rest() -> None:
@@ -58,4 +58,6 @@ def test_a_reference_guides_the_first_ten_and_not_the_rest() -> None:
 
 def test_refuses_more_settings_than_there_are() -> None:
     with pytest.raises(PredictError, match="can be measured"):
-        first_settings(ALL, 20, measurements=[_out_of_memory(32)])
+        first_settings(ALL, len(ALL) + 1)
+    with pytest.raises(PredictError, match="can be measured"):
+        first_settings(ALL, 0)

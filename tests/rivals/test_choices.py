@@ -105,7 +105,7 @@ def test_trusting_predictions_can_break_the_budget() -> None:
     zeros = np.zeros(len(PROBLEM))
     too_low = Prediction(np.log([m.step_s for m in world.everything()]), zeros + 0.1, zeros + np.log(6.9), zeros + 0.1)
     predicted = baselines.Table.predicted(PROBLEM, Outlook.of(PROBLEM, too_low))
-    row = baselines.trusting_choice(predicted, 7.0)
+    row = baselines.oracle(predicted, 7.0)
     assert TABLE.drawn_w[row] > 7.0
     assert np.allclose(predicted.time_s, TABLE.time_s)
     assert np.allclose(predicted.sample_s, TABLE.sample_s)

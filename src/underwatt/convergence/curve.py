@@ -96,10 +96,7 @@ class ConvergenceCurve:
 
 
 def fit_convergence(
-    runs: Sequence[ConvergenceRun],
-    target: float | None = None,
-    *,
-    resolution_samples: float = 0.0,
+    runs: Sequence[ConvergenceRun], target: float | None = None, *, resolution_samples: float = 0.0
 ) -> ConvergenceCurve:
     """The curve through the runs of one target (the only one, or the one named).
 
@@ -107,8 +104,7 @@ def fit_convergence(
     """
     chosen = _of_target(runs, target)
     observed = _observe(chosen, resolution_samples)
-    finite = [o for o in observed if math.isfinite(o.log_samples)]
-    if not finite:
+    if not any(o.reached for o in observed):
         raise InputError(
             f"No run reached the target {chosen[0].target:g}, so nothing can be said about batch sizes.",
             hint="Choose an easier target, or let runs take more samples.",
@@ -116,7 +112,8 @@ def fit_convergence(
     constants, log_prior = _grid()
     at, values, variances = _points(observed)
     log_likelihood = np.empty(len(constants))
-    failed_at, most = _failures(chosen)
+    failed_at = np.array([o.batch_size for o in observed if not o.reached], float)
+    most = math.log(max(run.samples for run in chosen if run.reached))
     for rows, deviation, solved in _by_deviation(constants, at, values, variances):
         log_likelihood[rows] = solved.log_likelihood()
         if len(failed_at):
@@ -182,18 +179,10 @@ def _observe(runs: list[ConvergenceRun], resolution_samples: float) -> tuple[Obs
 
 
 def _points(observed: tuple[Observed, ...]) -> tuple[Floats, Floats, Floats]:
-    finite = [o for o in observed if math.isfinite(o.log_samples)]
-    return (
-        np.array([float(o.batch_size) for o in finite]),
-        np.array([o.log_samples for o in finite]),
-        np.array([o.log_samples_std**2 for o in finite]),
-    )
-
-
-def _failures(runs: list[ConvergenceRun]) -> tuple[Floats, float]:
-    reached = {r.batch_size for r in runs if r.reached}
-    failed = sorted({r.batch_size for r in runs} - reached)
-    return np.array(failed, float), math.log(max(r.samples for r in runs if r.reached))
+    """Batch sizes at which some run got there, the log of their samples, and its variance."""
+    rows = [(o.batch_size, o.log_samples, o.log_samples_std**2) for o in observed if o.reached]
+    at, values, variances = np.array(rows, float).T.copy()
+    return at, values, variances
 
 
 def _hopeless(observed: tuple[Observed, ...], asked: Floats) -> NDArray[np.bool_]:

@@ -19,7 +19,7 @@ from underwatt.errors import InputError
 from underwatt.planning.choice import front
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
     from numpy.typing import ArrayLike, NDArray
 
@@ -30,6 +30,7 @@ HORIZON_S = 30 * 86_400.0
 _PAUSE = -1
 _SAMPLED_LEVELS = 32  # levels whose prices are all tried; between them prices are found by halving
 _HALVINGS = 50
+_ROUNDING = 1e-9  # of a sum over thousands of stretches: what is done at the end of one is not done in the next
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,17 +148,16 @@ class _Road:
         """The slopes of the upper hull of rate over power of the first rows: where one becomes better than the next."""
         some = [*range(count), *([_PAUSE] if self.pauses else [])]
         rate, power_w = self.rate[some], self.power_w[some]
-        hull: list[tuple[float, float]] = []
-        for row in front(-rate, power_w)[::-1]:
-            point = (float(power_w[row]), float(rate[row]))
-            while len(hull) > 1 and _slope(hull[-2], hull[-1]) <= _slope(hull[-1], point):
+
+        def slope(before: int, after: int) -> float:
+            return float((rate[after] - rate[before]) / (power_w[after] - power_w[before]))
+
+        hull: list[int] = []
+        for row in front(-rate, power_w)[::-1].tolist():
+            while len(hull) > 1 and slope(hull[-2], hull[-1]) <= slope(hull[-1], row):
                 hull.pop()
-            hull.append(point)
-        return (_slope(before, after) for before, after in pairwise(hull))
-
-
-def _slope(before: tuple[float, float], after: tuple[float, float]) -> float:
-    return (after[1] - before[1]) / (after[0] - before[0])
+            hull.append(row)
+        return (slope(before, after) for before, after in pairwise(hull))
 
 
 class _Course:
@@ -188,12 +188,12 @@ class _Course:
 
 def _first_time(bounds_s: Floats, done: Floats, wanted: float) -> float:
     """The first moment at which a quantity that never falls reaches what is wanted; inf where it does not."""
-    at = int(np.searchsorted(done, wanted, "left"))
+    at = int(np.searchsorted(done, wanted * (1 - _ROUNDING), "left"))
     if at == len(done):
         return math.inf
     if at == 0:
         return float(bounds_s[0])
-    part = (wanted - done[at - 1]) / (done[at] - done[at - 1])
+    part = min(1.0, (wanted - done[at - 1]) / (done[at] - done[at - 1]))
     return float(bounds_s[at - 1] + part * (bounds_s[at] - bounds_s[at - 1]))
 
 
@@ -208,43 +208,44 @@ def _lowest_price(road: _Road, prices: list[float], share: float, energy_j: floa
     # Not halving alone: beyond some price the training takes so long that it uses more energy again.
     for low, high in pairwise(prices):
         if suffices(high):
-            for _ in range(_HALVINGS):
-                middle = (low + high) / 2
-                low, high = (low, middle) if suffices(middle) else (middle, high)
+            low, high = _halved(low, high, lambda price: not suffices(price))
             return _Course(road, low), _Course(road, high)
     return None
 
 
 def _switch_s(faster: _Course, thriftier: _Course, share: float, energy_j: float) -> float:
     """Until when the course that uses too much can be followed."""
-    low_s, high_s = faster.road.begin_s, thriftier.finish_s(share, faster.road.begin_s)
+
+    def suffices(switch_s: float) -> bool:
+        end_s = thriftier.finish_s(share - faster.share_to(switch_s), switch_s)
+        used_j = faster.energy_to_j(switch_s) + thriftier.energy_to_j(end_s) - thriftier.energy_to_j(switch_s)
+        return used_j <= energy_j
+
+    begin_s = faster.road.begin_s
+    return _halved(begin_s, thriftier.finish_s(share, begin_s), suffices)[0]
+
+
+def _halved(low: float, high: float, holds: Callable[[float], bool]) -> tuple[float, float]:
+    """The last number at which something holds and the first at which it does not, as close as can be told."""
     for _ in range(_HALVINGS):
-        middle_s = (low_s + high_s) / 2
-        end_s = thriftier.finish_s(share - faster.share_to(middle_s), middle_s)
-        used_j = faster.energy_to_j(middle_s) + thriftier.energy_to_j(end_s) - thriftier.energy_to_j(middle_s)
-        low_s, high_s = (middle_s, high_s) if used_j <= energy_j else (low_s, middle_s)
-    return low_s
+        middle = (low + high) / 2
+        low, high = (middle, high) if holds(middle) else (low, middle)
+    return low, high
 
 
-def _record(before: _Course, after: _Course, switch_s: float, finish_s: float, stop_s: float | None = None) -> Ahead:
+def _record(before: _Course, after: _Course, switch_s: float, finish_s: float, stop_s: float = math.inf) -> Ahead:
     """One course until a moment and another from it on, as a record."""
     road = before.road
-    end_s = min(finish_s, road.end_s) if stop_s is None else stop_s
+    bounds_s = np.union1d(road.bounds_s, np.clip(switch_s, road.begin_s, road.end_s))
+    bounds_s = np.unique(np.minimum(bounds_s, min(finish_s, stop_s)))
+    stretches = np.searchsorted(road.bounds_s, bounds_s[:-1], "right") - 1
     pieces: list[tuple[float, float, int | None]] = []
     energy_j = 0.0
-    for at, (begin_s, until_s) in enumerate(pairwise(road.bounds_s.tolist())):
-        if begin_s >= end_s:
-            break
-        for course, first_s, last_s in (
-            (before, begin_s, min(until_s, switch_s, end_s)),
-            (after, max(begin_s, switch_s), min(until_s, end_s)),
-        ):
-            if first_s < last_s:
-                place = int(course.place[at])
-                row = None if place == _PAUSE else int(road.number[place])
-                energy_j += float(road.power_w[place]) * (last_s - first_s)
-                if pieces and pieces[-1][2] == row:
-                    pieces[-1] = (pieces[-1][0], last_s, row)
-                else:
-                    pieces.append((first_s, last_s, row))
+    for at, (begin_s, end_s) in zip(stretches.tolist(), pairwise(bounds_s.tolist()), strict=True):
+        place = int((before if begin_s < switch_s else after).place[at])
+        row = None if place == _PAUSE else int(road.number[place])
+        energy_j += float(road.power_w[place]) * (end_s - begin_s)
+        if pieces and pieces[-1][2] == row:
+            begin_s = pieces.pop()[0]
+        pieces.append((begin_s, end_s, row))
     return Ahead(tuple(pieces), finish_s, energy_j)

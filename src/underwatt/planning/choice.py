@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -11,7 +11,7 @@ from scipy.special import ndtri
 
 from underwatt.budget import Budget  # noqa: TC001 - the codec reads what a plan is made of
 from underwatt.errors import BudgetError, InputError
-from underwatt.planning.problem import BOUND_SLACK, Goal, Outlook, rows_of
+from underwatt.planning.problem import BOUND_SLACK, KEPT_STD, Goal, Outlook, rows_of
 from underwatt.predict.base import FEWEST, by_setting, take_rows
 from underwatt.predict.design import fits_memory
 from underwatt.predict.fewshot import FewShot
@@ -31,8 +31,6 @@ INTERVAL = 0.9
 # A setting measured once is known about this well, in log units, where its own interval was not recorded.
 READING_STD = 0.005
 LEAST_STD = 1e-4
-# Whether a measured setting keeps the watts is no matter of chance: its interval is in what it is taken to draw.
-MEASURED_STD = 1e-10
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,11 +107,11 @@ def choose_setting(
     """
     if not 0 < risk < 1:
         raise InputError(f"The accepted risk must lie between 0 and 1, not {risk:g}.", hint="Try 0.05.")
-    table = _Table(problem, prediction, measurements)
-    allowed = table.runs & (table.chance >= 1 - risk)
+    known = Candidates(problem, prediction, measurements)
+    allowed = known.runs & (known.chance >= 1 - risk)
     if not np.any(allowed):
-        raise _infeasible(table, risk)
-    return table.plan(allowed, f"at a risk of at most {100 * risk:g}%", risk)
+        raise _infeasible(known, risk)
+    return _plan(known, allowed, f"at a risk of at most {100 * risk:g}%", risk)
 
 
 def choose_measured(problem: Problem, prediction: Prediction, measurements: Sequence[Measurement]) -> Plan:
@@ -121,18 +119,18 @@ def choose_measured(problem: Problem, prediction: Prediction, measurements: Sequ
 
     Predictions, one for each candidate, only serve to show the front around it.
     """
-    table = _Table(problem, prediction, measurements)
-    allowed = table.runs & table.measured & table.outlook.keeps(problem.budget)
+    known = Candidates(problem, prediction, measurements)
+    allowed = known.runs & known.measured & known.outlook.keeps(problem.budget)
     if not np.any(allowed):
         raise BudgetError(
             f"No measured setting keeps the budget of {problem.budget}.",
             hint="Measure more settings, or raise the budget.",
         )
-    return table.plan(allowed, "when measured", 0.5)
+    return _plan(known, allowed, "when measured", 0.5)
 
 
-class _Table:
-    """The candidates as they are known, and plans that choose among some of them."""
+class Candidates:
+    """The candidates as they are known: measured where they were, predicted elsewhere."""
 
     def __init__(self, problem: Problem, prediction: Prediction, measurements: Sequence[Measurement]) -> None:
         if len(prediction) != len(problem):
@@ -144,42 +142,42 @@ class _Table:
             raise InputError("Every batch size to choose from runs out of memory.", hint="Offer smaller batch sizes.")
         self.chance = self.outlook.chance_to_fit(problem.budget)
 
-    def plan(self, allowed: NDArray[np.bool_], how: str, risk: float) -> Plan:
-        """The best of the allowed candidates, with its surroundings."""
-        problem, outlook = self.problem, self.outlook
-        score, _ = outlook.log_score(problem.goal)
-        row = int(np.argmin(np.where(allowed, score, np.inf)))
-        rows = front(np.where(self.runs, outlook.log_time_s, np.inf), outlook.log_power_w)
-        faster = rows[outlook.log_time_s[rows] < outlook.log_time_s[row]][-1:]
-        thriftier = rows[outlook.log_power_w[rows] < outlook.log_power_w[row]][:1]
-        chosen = self.expect(row)
-        return Plan(
-            chosen=chosen,
-            budget=problem.budget,
-            goal=problem.goal,
-            risk=risk,
-            faster=self.expect(int(faster[0])) if len(faster) else None,
-            thriftier=self.expect(int(thriftier[0])) if len(thriftier) else None,
-            front=tuple(self.expect(at) for at in rows.tolist()),
-            reason=_reason(problem, chosen, int(allowed.sum()), how),
-        )
-
     def expect(self, row: int) -> Expectation:
         """A candidate as a record."""
         one = take_rows(self.outlook, slice(row, row + 1))
         return Expectation(
             setting=self.problem.candidates[row],
-            time_s=_interval(one.log_time_s[0], one.log_median_time_s[0], one.time_std[0]),
-            power_w=_interval(one.log_power_w[0], one.log_power_w[0], one.power_std[0]),
-            energy_j=_interval(one.log_energy_j[0], one.log_median_energy_j[0], one.energy_std[0]),
+            time_s=_interval(one.log_time_s[0], one.time_std[0], one.log_skew[0]),
+            power_w=_interval(one.log_power_w[0], one.power_std[0]),
+            energy_j=_interval(one.log_energy_j[0], one.energy_std[0], one.log_skew[0]),
             chance_over=float(1 - self.chance[row]),
             measured=bool(self.measured[row]),
         )
 
 
-def _interval(log_expected: float, log_median: float, std: float) -> Interval:
-    reach = quantile(0.5 + INTERVAL / 2) * std
-    return Interval(math.exp(log_expected), math.exp(log_median - reach), math.exp(log_median + reach))
+def _plan(known: Candidates, allowed: NDArray[np.bool_], how: str, risk: float) -> Plan:
+    """The best of the allowed candidates, with its surroundings."""
+    problem, time, power = known.problem, known.outlook.log_time_s, known.outlook.log_power_w
+    score, _ = known.outlook.log_score(problem.goal)
+    row = int(np.argmin(np.where(allowed, score, np.inf)))
+    rows = front(np.where(known.runs, time, np.inf), power)
+    around = {at: known.expect(at) for at in (row, *rows.tolist())}
+    faster, thriftier = rows[time[rows] < time[row]].tolist(), rows[power[rows] < power[row]].tolist()
+    return Plan(
+        chosen=around[row],
+        budget=problem.budget,
+        goal=problem.goal,
+        risk=risk,
+        faster=around[faster[-1]] if faster else None,
+        thriftier=around[thriftier[0]] if thriftier else None,
+        front=tuple(around[at] for at in rows.tolist()),
+        reason=_reason(problem, around[row], int(allowed.sum()), how),
+    )
+
+
+def _interval(log_expected: float, std: float, log_skew: float = 0.0) -> Interval:
+    median, reach = log_expected - log_skew, quantile(0.5 + INTERVAL / 2) * std
+    return Interval(math.exp(log_expected), math.exp(median - reach), math.exp(median + reach))
 
 
 def quantile(probability: float) -> float:
@@ -208,43 +206,41 @@ def outlook_as_known(
     Repeats count with their mean, except for the watts that the budget bounds: there the highest counts, its interval
     included.
     """
-    columns = {name: np.array(getattr(prediction, name)) for name in prediction.__dataclass_fields__}
-    measured = np.zeros(len(problem), dtype=bool)
-    highest_w: list[tuple[NDArray[np.intp], float]] = []
+    seen = take_rows(Outlook.without_pauses(problem, prediction, measurements), np.arange(len(problem)))  # a copy
+    log_steps, measured = problem.log_steps, np.zeros(len(problem), dtype=bool)
     for setting, same in by_setting(measurements).items():
         rows = rows_of(problem.candidates, setting)
         measured[rows] = True
-        for name in ("step_s", "power_w"):
-            columns[f"log_{name}"][rows] = np.log([getattr(m, name) for m in same]).mean()
-            columns[f"log_{name}_std"][rows] = _std(same, name)
+        log_step_s, seen.step_std[rows] = _mean([(m.step_s, m.step_s_ci95) for m in same])
+        seen.log_time_s[rows] = log_step_s + log_steps[rows]
+        seen.log_power_w[rows], seen.power_std[rows] = _mean([(m.power_w, m.power_w_ci95) for m in same])
+        seen.log_drawn_w[rows], seen.drawn_std[rows] = seen.log_power_w[rows], seen.power_std[rows]
         if problem.budget.power_w is not None:
-            highest_w.append((rows, max(problem.budget.drawn_w(m) for m in same)))
-    outlook = Outlook.without_pauses(problem, replace(prediction, **columns), measurements)
-    log_drawn_w, drawn_std = np.array(outlook.log_drawn_w), np.array(outlook.drawn_std)
-    for rows, drawn_w in highest_w:
-        log_drawn_w[rows], drawn_std[rows] = math.log(drawn_w), MEASURED_STD
-    return replace(outlook, log_drawn_w=log_drawn_w, drawn_std=drawn_std).with_pauses(problem), measured
+            drawn_w = max(problem.budget.drawn_w(m) for m in same)
+            seen.log_drawn_w[rows], seen.drawn_std[rows] = math.log(drawn_w), KEPT_STD
+    return seen.with_pauses(problem), measured
 
 
-def _std(same: Sequence[Measurement], name: str) -> float:
-    widths = [getattr(m, f"{name}_ci95") / 1.96 / getattr(m, name) for m in same]
-    known = [width for width in widths if math.isfinite(width)]
-    once = math.sqrt(sum(width**2 for width in known) / len(known)) if known else READING_STD
-    return max(once / math.sqrt(len(same)), LEAST_STD)
+def _mean(readings: list[tuple[float, float]]) -> tuple[float, float]:
+    """Mean of the logs of repeats, given with their 95% intervals, and its standard deviation."""
+    variances = [(ci95 / 1.96 / value) ** 2 for value, ci95 in readings if math.isfinite(ci95)]
+    once = math.sqrt(sum(variances) / len(variances)) if variances else READING_STD
+    mean = float(np.log([value for value, _ in readings]).mean())
+    return mean, max(once / math.sqrt(len(readings)), LEAST_STD)
 
 
-def _infeasible(table: _Table, risk: float) -> BudgetError:
+def _infeasible(candidates: Candidates, risk: float) -> BudgetError:
     """Which bound cannot be kept, and the smallest that could."""
-    budget, z = table.problem.budget, quantile(1 - risk)
-    keeps = table.runs
-    for bound in table.outlook.bounds(budget):
+    budget, z = candidates.problem.budget, quantile(1 - risk)
+    keeps = candidates.runs
+    for bound in candidates.outlook.bounds(budget):
         value = bound.log_median + z * bound.std - BOUND_SLACK
         row = int(np.argmin(np.where(keeps, value, np.inf)))
         smallest = float(np.exp(value[row]))
         keeps = keeps & (value <= math.log(bound.most))
         if not np.any(keeps):
             named = f"{_round_up(smallest)} {bound.unit}"
-            known = "measured" if table.measured[row] else "predicted, its uncertainty included"
+            known = "measured" if candidates.measured[row] else "predicted, its uncertainty included"
             return BudgetError(
                 f"No setting keeps the budget of {budget} with {100 * (1 - risk):g}% certainty: "
                 f"the smallest feasible {bound.name} is {named} ({known}).",

@@ -33,14 +33,25 @@ DEFAULT_WINDOW_S = 5.0
 LARGEST_SWING = 0.012
 # Waiting for more than this share of the time is no way to train.
 LEAST_BUSY = 0.05
-PAUSED_STD = 1e-10  # of log watts that pauses keep at the budget, which they do
-# What meets a bound exactly keeps it: far below what any sensor tells, far above how logs round and MEASURED_STD.
+KEPT_STD = 1e-10  # of log watts that are no matter of chance: pauses keep them at the budget, or they were measured
+# What meets a bound exactly keeps it: far below what any sensor tells, far above how logs round and KEPT_STD.
 BOUND_SLACK = 1e-9
+# The log of a bound may round either way.
+ROUNDING = 1 + 1e-12
 
 
 def allows_pauses(budget: Budget) -> bool:
     """Whether a budget can be kept by pausing between steps: mean watts can, peak watts cannot."""
     return budget.power_w is not None and budget.watts is Watts.MEAN
+
+
+def keeps(budget: Budget, drawn_w: ArrayLike, time_s: ArrayLike, energy_j: ArrayLike) -> NDArray[np.bool_]:
+    """Which settings keep every bound of a budget, by the watts that it bounds and what they take to the target."""
+    kept = np.ones(np.shape(time_s), dtype=bool)
+    for most, taken in ((budget.power_w, drawn_w), (budget.deadline_s, time_s), (budget.energy_j, energy_j)):
+        if most is not None:
+            kept &= np.asarray(taken) <= most * ROUNDING
+    return kept
 
 
 def can_pause(power_w: ArrayLike, step_s: ArrayLike, budget: Budget) -> NDArray[np.bool_]:
@@ -139,12 +150,11 @@ class Problem:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Bound:
-    """One bound of a budget, and what each candidate is expected to make of it, in logs."""
+    """One bound of a budget, and what each candidate makes of it, in logs."""
 
     name: str
     unit: str
     most: float
-    log_expected: Floats
     log_median: Floats
     std: Floats
 
@@ -203,7 +213,7 @@ class Outlook:
             log_drawn_w=np.where(paused, kept_w, self.log_drawn_w),
             step_std=np.hypot(self.step_std, steepness * self.drawn_std),
             # Whoever can pause keeps the budget whatever the watts turn out to be.
-            drawn_std=np.where(may_pause & (self.log_drawn_w <= kept_w) | paused, PAUSED_STD, self.drawn_std),
+            drawn_std=np.where(may_pause & (self.log_drawn_w <= kept_w) | paused, KEPT_STD, self.drawn_std),
         )
 
     @property
@@ -217,14 +227,9 @@ class Outlook:
         return np.asarray(np.hypot(self.step_std, self.samples_std))
 
     @property
-    def log_median_time_s(self) -> Floats:
-        """Time to target that is as likely missed as met: below ``log_time_s``, which is of the mean."""
-        return np.asarray(self.log_time_s - self.samples_std**2 / 2)
-
-    @property
-    def log_median_energy_j(self) -> Floats:
-        """Energy to target that is as likely missed as met."""
-        return np.asarray(self.log_median_time_s + self.log_power_w)
+    def log_skew(self) -> Floats:
+        """How far time and energy to the target, which are means, lie above what is as likely missed as met."""
+        return np.asarray(self.samples_std**2 / 2)
 
     @property
     def energy_std(self) -> Floats:
@@ -246,19 +251,15 @@ class Outlook:
 
     def keeps(self, budget: Budget) -> NDArray[np.bool_]:
         """Which candidates keep every bound of the budget if all goes as expected."""
-        kept = np.isfinite(self.log_time_s)
-        for bound in self.bounds(budget):
-            # The log of a bound may round either way.
-            kept = kept & (np.exp(bound.log_expected) <= bound.most * (1 + 1e-12))
-        return np.asarray(kept)
+        expected = keeps(budget, np.exp(self.log_drawn_w), np.exp(self.log_time_s), np.exp(self.log_energy_j))
+        return np.asarray(expected & np.isfinite(self.log_time_s))
 
     def bounds(self, budget: Budget) -> tuple[Bound, ...]:
         """The bounds of a budget, each with what the candidates make of it."""
-        watts, time, energy = self.log_drawn_w, self.log_time_s, self.log_energy_j
         every = (
-            ("power", "W", budget.power_w, watts, watts, self.drawn_std),
-            ("deadline", "s", budget.deadline_s, time, self.log_median_time_s, self.time_std),
-            ("energy", "J", budget.energy_j, energy, self.log_median_energy_j, self.energy_std),
+            ("power", "W", budget.power_w, self.log_drawn_w, self.drawn_std),
+            ("deadline", "s", budget.deadline_s, self.log_time_s - self.log_skew, self.time_std),
+            ("energy", "J", budget.energy_j, self.log_energy_j - self.log_skew, self.energy_std),
         )
         return tuple(Bound(name, unit, most, *rest) for name, unit, most, *rest in every if most is not None)
 
@@ -283,13 +284,11 @@ def project(problem: Problem, row: int, measurement: Measurement) -> Projection:
     drawn_w = budget.drawn_w(measurement) if budget.power_w is not None else measurement.power_w
     share = float(problem.busy_share(np.array([drawn_w]), np.array([measurement.step_s]))[0])
     time_s = measurement.step_s * math.exp(problem.log_steps_at(row)) / share
-    energy_j = time_s * (measurement.power_w if share == 1 else budget.power_w or measurement.power_w)
-    fits = (
-        (share < 1 or budget.allows(measurement))
-        and math.isfinite(time_s)
-        and (budget.deadline_s is None or time_s <= budget.deadline_s)
-        and (budget.energy_j is None or energy_j <= budget.energy_j)
-    )
+    power_w = measurement.power_w
+    if share < 1 and budget.power_w is not None:
+        drawn_w = power_w = budget.power_w
+    energy_j = time_s * power_w
+    fits = math.isfinite(time_s) and bool(keeps(budget, drawn_w, time_s, energy_j))
     return Projection(measurement, time_s, energy_j, fits)
 
 

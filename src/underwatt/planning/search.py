@@ -132,12 +132,10 @@ class Search:
                 self._stopped = _limit_reached(len(self._made))
             return None
         rows, prediction = self._predict_promising()
-        part, best = self.problem.take(rows), self.best
-        outlook = Outlook.of(part, prediction, self.measurements)
-        at, self._gain, self._stopped = _next(part, outlook, still_open[rows], best, self.least_gain, self.caution)
+        at, self._gain, self._stopped = self._next(self.problem.take(rows), prediction, still_open[rows])
         if at is None:
             return None
-        limit = self.most if best else 2 * self.most
+        limit = self.most if self.best else 2 * self.most
         if len(self._made) >= limit:
             self._stopped = _limit_reached(limit)
             return None
@@ -169,9 +167,26 @@ class Search:
 
     def result(self) -> SearchResult:
         """What the search ends with; raises ``BudgetError`` where nothing that was measured fits."""
-        if self.best is None:
-            raise _nothing_fits(self.problem, self._projections)
-        return SearchResult(self.best, tuple(self._made), self._gain, self._stopped)
+        if self.best is not None:
+            return SearchResult(self.best, tuple(self._made), self._gain, self._stopped)
+        budget = self.problem.budget
+        if not self._projections:
+            hint = "Offer smaller batch sizes, or look at the failures."
+            raise BudgetError("No setting could be measured.", hint=hint)
+        kept = [known for known in self._projections if budget.allows(known.measurement)]
+        if not kept:
+            smallest_w = min(budget.drawn_w(known.measurement) for known in self._projections)
+            raise BudgetError(
+                f"No measured setting keeps the budget of {budget}: the smallest power measured so far is "
+                f"{smallest_w:.4g} W.",
+                hint=f"Raise it to {math.ceil(10 * smallest_w) / 10:g} W, or offer lower clocks or smaller batches.",
+            )
+        time_s, energy_j = min(known.time_s for known in kept), min(known.energy_j for known in kept)
+        raise BudgetError(
+            f"No measured setting keeps the budget of {budget}: within its watts, the soonest takes {time_s:.4g} s "
+            f"and the thriftiest {energy_j:.4g} J.",
+            hint="Raise the deadline or the energy of the budget.",
+        )
 
     def _note(self, measurement: Measurement) -> None:
         rows = rows_of(self.problem.candidates, measurement.setting)  # it may stand among them more than once
@@ -181,14 +196,8 @@ class Search:
 
     def _telling(self, rows: NDArray[np.intp], count: int) -> list[int]:
         """Of some rows, those that tell most about all others."""
-        chosen = first_settings(
-            self.problem.candidates.take(rows),
-            min(count, len(rows)),
-            references=self.references,
-            measurements=self.measurements,
-            seed=self.seed,
-        )
-        return [int(row) for row in rows[chosen]]
+        some, count = self.problem.candidates.take(rows), min(count, len(rows))
+        return [int(row) for row in rows[first_settings(some, count, references=self.references, seed=self.seed)]]
 
     def _predict_promising(self) -> tuple[NDArray[np.intp], Prediction]:
         """The candidates that had a prospect when all were last looked at, and predictions for them."""
@@ -202,32 +211,27 @@ class Search:
         rows = self._shortlist = shortlist(self.problem, Outlook.of(self.problem, prediction, self.measurements))
         return rows, take_rows(prediction, rows)
 
-
-def _next(
-    problem: Problem,
-    outlook: Outlook,
-    open_rows: NDArray[np.bool_],
-    best: Projection | None,
-    least_gain: float,
-    caution: float,
-) -> tuple[int | None, float, str]:
-    """Which candidate to measure next (``None``: none), what that is expected to gain, and why."""
-    if best is None:
-        chance = float(np.where(open_rows, outlook.chance_to_fit(problem.budget), 0.0).max())
-        lowest = int(np.argmin(outlook.log_drawn_w))
-        if chance < HOPELESS:
-            if not open_rows[lowest]:
-                return None, 0.0, "no setting is likely to fit"
-            return lowest, 0.0, "to see whether the lowest setting fits"
-        return safest_fast(problem, outlook, open_rows, caution), 0.0, "to find a setting that fits"
-    if not open_rows.any():
-        return None, 0.0, "every promising setting was measured"
-    gains = np.where(open_rows, expected_gain(problem, outlook, math.log(best.score(problem.goal)), caution), -1.0)
-    at = int(np.argmax(gains))
-    gain = max(0.0, -math.expm1(-float(gains[at])))
-    if gain < least_gain:
-        return None, gain, f"another measurement is expected to gain {100 * gain:.1f}%"
-    return at, gain, f"expected to gain {100 * gain:.1f}%"
+    def _next(
+        self, problem: Problem, prediction: Prediction, open_rows: NDArray[np.bool_]
+    ) -> tuple[int | None, float, str]:
+        """Which candidate to measure next (``None``: none), what that is expected to gain, and why."""
+        outlook, best = Outlook.of(problem, prediction, self.measurements), self.best
+        if best is None:
+            chance = float(np.where(open_rows, outlook.chance_to_fit(problem.budget), 0.0).max())
+            lowest = int(np.argmin(outlook.log_drawn_w))
+            if chance >= HOPELESS:
+                return safest_fast(problem, outlook, open_rows, self.caution), 0.0, "to find a setting that fits"
+            if open_rows[lowest]:
+                return lowest, 0.0, "to see whether the lowest setting fits"
+            return None, 0.0, "no setting is likely to fit"
+        if not open_rows.any():
+            return None, 0.0, "every promising setting was measured"
+        gains = expected_gain(problem, outlook, math.log(best.score(problem.goal)), self.caution)
+        at = int(np.argmax(np.where(open_rows, gains, -1.0)))
+        gain = max(0.0, -math.expm1(-float(gains[at])))
+        if gain < self.least_gain:
+            return None, gain, f"another measurement is expected to gain {100 * gain:.1f}%"
+        return at, gain, f"expected to gain {100 * gain:.1f}%"
 
 
 def expected_gain(problem: Problem, outlook: Outlook, best_log_score: float, caution: float = 1.0) -> Floats:
@@ -268,24 +272,3 @@ def shortlist(problem: Problem, outlook: Outlook, most: int = SHORTLIST) -> NDAr
 
 def _limit_reached(count: int) -> str:
     return "1 setting was measured" if count == 1 else f"{count} settings were measured"
-
-
-def _nothing_fits(problem: Problem, projections: Sequence[Projection]) -> BudgetError:
-    budget = problem.budget
-    if not projections:
-        return BudgetError("No setting could be measured.", hint="Offer smaller batch sizes, or look at the failures.")
-    most_w = math.inf if budget.power_w is None else budget.power_w
-    kept = [known for known in projections if budget.drawn_w(known.measurement) <= most_w]
-    if not kept:
-        smallest_w = min(budget.drawn_w(known.measurement) for known in projections)
-        return BudgetError(
-            f"No measured setting keeps the budget of {budget}: the smallest power measured so far is "
-            f"{smallest_w:.4g} W.",
-            hint=f"Raise it to {math.ceil(10 * smallest_w) / 10:g} W, or offer lower clocks or smaller batches.",
-        )
-    time_s, energy_j = min(known.time_s for known in kept), min(known.energy_j for known in kept)
-    return BudgetError(
-        f"No measured setting keeps the budget of {budget}: within its watts, the soonest takes {time_s:.4g} s "
-        f"and the thriftiest {energy_j:.4g} J.",
-        hint="Raise the deadline or the energy of the budget.",
-    )

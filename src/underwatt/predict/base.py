@@ -153,9 +153,8 @@ class SettingArray:
         return len(self.batch_size)
 
     def __getitem__(self, index: int) -> Setting:
-        mode = dict(zip(self.knobs, self.values[index].tolist(), strict=True))
-        cores = mode.pop("cpu_cores", None)
-        return Setting(PowerMode(cpu_cores=None if cores is None else int(cores), **mode), int(self.batch_size[index]))
+        knobs = dict(zip(self.knobs, self.values[index].tolist(), strict=True))
+        return Setting(PowerMode.of(knobs), int(self.batch_size[index]))
 
     def take(self, rows: NDArray[np.intp] | slice) -> SettingArray:
         """Some of the settings."""

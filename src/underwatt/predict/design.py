@@ -40,22 +40,16 @@ def fits_memory(candidates: SettingArray, measurements: Sequence[Measurement]) -
 
 
 def first_settings(
-    candidates: SettingArray,
-    count: int,
-    *,
-    references: Sequence[Profile] = (),
-    measurements: Sequence[Measurement] = (),
-    seed: int = 0,
+    candidates: SettingArray, count: int, *, references: Sequence[Profile] = (), seed: int = 0
 ) -> NDArray[np.intp]:
     """Rows of ``candidates`` to measure first, the most telling one in front.
 
-    ``measurements`` only say what runs out of memory. The first reference, where there is one, says which part of
-    the device usually sets the pace, and guides the first ten; the others are chosen as if it might be wrong.
+    The first reference, where there is one, says which part of the device usually sets the pace, and guides the first
+    ten; the others are chosen as if it might be wrong.
     """
-    allowed = np.flatnonzero(fits_memory(candidates, measurements))
-    if count < 1 or len(allowed) < count:
+    if not 1 <= count <= len(candidates):
         raise PredictError(
-            f"{count} settings to measure were asked for, and {len(allowed)} of {len(candidates)} can be measured.",
+            f"{count} settings to measure were asked for, and {len(candidates)} can be measured.",
             hint="Ask for fewer settings, or offer smaller batch sizes or more power modes.",
         )
     centre, level = Centre.of(candidates), level_shift(0.0, 0.0)
@@ -68,7 +62,7 @@ def first_settings(
     for belief, until in beliefs:
         wanted = until - len(chosen)
         if wanted:
-            rest = np.setdiff1d(allowed, chosen)
+            rest = np.setdiff1d(np.arange(len(candidates)), chosen)
             pool = rest[rng.permutation(len(rest))[: max(POOL, wanted)]]
             x = centre.inputs(candidates.take(np.concatenate([chosen, pool])))
             chosen = np.concatenate([chosen, pool[_most_telling(x, len(chosen), wanted, belief)]])

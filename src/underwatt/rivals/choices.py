@@ -53,17 +53,13 @@ class Table:
         sample_s = np.exp(outlook.log_time_s - problem.log_steps) / problem.candidates.batch_size
         return cls(problem.candidates, np.exp(outlook.log_time_s), sample_s, np.exp(outlook.log_drawn_w))
 
-    def take(self, rows: NDArray[np.intp]) -> Table:
-        """Some of the settings."""
-        return Table(self.settings.take(rows), self.time_s[rows], self.sample_s[rows], self.drawn_w[rows])
-
     def fits(self, power_w: float) -> NDArray[np.bool_]:
         """Which settings keep the watts."""
         return np.asarray(self.drawn_w <= power_w)
 
 
 def oracle(table: Table, power_w: float) -> int | None:
-    """The best setting that fits: what a planner that knew the table would choose."""
+    """The best setting that fits: what a planner that knew the table would choose, or one that trusts predictions."""
     return _smallest(table.time_s, table.fits(power_w))
 
 
@@ -78,20 +74,18 @@ def largest_batch(table: Table, power_w: float) -> int | None:
     Where a batch size fits at no clock, the next smaller one is taken. ``None`` where none fits: lowering the CPU or
     the memory instead would be another method, and often a much slower one.
     """
-    sizes = np.unique(table.settings.batch_size)[::-1]
-    return _first_that_fits(table, power_w, sizes)
+    return _highest(table.settings, by_clock_alone(table.settings) & table.fits(power_w))
 
 
 def default_batch(table: Table, power_w: float) -> int | None:
     """The middle batch size in place of the largest, otherwise the same rule."""
-    sizes = np.unique(table.settings.batch_size)
-    return _first_that_fits(table, power_w, sizes[sizes <= _middle_batch(table)][::-1])
+    small = table.settings.batch_size <= _middle_batch(table)
+    return _highest(table.settings, small & by_clock_alone(table.settings) & table.fits(power_w))
 
 
-def maximum_mode(table: Table) -> int:
+def maximum_mode(table: Table) -> int | None:
     """Every knob at its highest with the middle batch size: what a user gets who never heard of power modes."""
-    rows = np.flatnonzero(table.settings.batch_size == _middle_batch(table))
-    return int(rows[-1] if not table.settings.knobs else rows[_by_clock(table.settings, rows)[0]])
+    return _highest(table.settings, table.settings.batch_size == _middle_batch(table))
 
 
 def stock_mode(table: Table, power_w: float, modes: Mapping[str, PowerMode]) -> tuple[str, int] | None:
@@ -100,31 +94,23 @@ def stock_mode(table: Table, power_w: float, modes: Mapping[str, PowerMode]) -> 
     Modes that are not in the table are left out.
     """
     found: list[tuple[bool, float, str, int]] = []  # the best first
-    middle = table.settings.batch_size == _middle_batch(table)
+    settings, fits = table.settings, table.fits(power_w)
     for name, mode in modes.items():
-        knobs = mode.knobs()
-        if any(knob not in table.settings.knobs for knob in knobs):
-            continue
-        same = middle
-        for knob, value in knobs.items():
-            same = same & (table.settings.values[:, table.settings.knobs.index(knob)] == value)
-        fitting = _smallest(table.time_s, same & table.fits(power_w))
-        row = _smallest(table.drawn_w, same) if fitting is None else fitting
-        if row is not None:
-            value = table.drawn_w[row] if fitting is None else table.time_s[row]
-            found.append((fitting is None, float(value), name, row))
+        same = settings.batch_size == _middle_batch(table)
+        for knob, value in mode.knobs().items():
+            column = settings.column(knob)
+            same = same & (column == value if column is not None else False)
+        for over, values, rows in ((False, table.time_s, same & fits), (True, table.drawn_w, same)):
+            row = _smallest(values, rows)
+            if row is not None:
+                found.append((over, float(values[row]), name, row))
     return min(found)[2:] if found else None
-
-
-def trusting_choice(predicted: Table, power_w: float) -> int | None:
-    """The fastest setting predicted to fit, unmeasured: with PowerTrain's predictions, PowerTrain's choice."""
-    return oracle(predicted, power_w)
 
 
 def by_clock_alone(settings: SettingArray) -> NDArray[np.bool_]:
     """The settings of the published method: every value of the clock, all other knobs at their highest."""
-    others = [settings.knobs.index(name) for name in [name for name in CLOCKS if name in settings.knobs][1:]]
-    values = settings.values[:, others]
+    clock = next((name for name in CLOCKS if name in settings.knobs), None)
+    values = settings.values[:, [name != clock for name in settings.knobs]]
     return np.asarray(np.all(values == values.max(axis=0, initial=0.0), axis=1))
 
 
@@ -133,19 +119,12 @@ def _middle_batch(table: Table) -> float:
     return float(sizes[(len(sizes) - 1) // 2])
 
 
-def _first_that_fits(table: Table, power_w: float, sizes: Floats) -> int | None:
-    usual = by_clock_alone(table.settings) & table.fits(power_w)
-    for size in sizes:
-        rows = np.flatnonzero(usual & (table.settings.batch_size == size))
-        if len(rows):
-            return int(rows[_by_clock(table.settings, rows)[0]])
-    return None
-
-
-def _by_clock(settings: SettingArray, rows: NDArray[np.intp]) -> NDArray[np.intp]:
-    """Positions in ``rows`` from the highest clocks to the lowest."""
-    columns = [-settings.values[rows, settings.knobs.index(name)] for name in CLOCKS if name in settings.knobs]
-    return np.lexsort(columns[::-1]) if columns else np.arange(len(rows))
+def _highest(settings: SettingArray, allowed: NDArray[np.bool_]) -> int | None:
+    """Of the allowed rows, the one of the largest batch and, among those, of the highest clocks."""
+    rows = np.flatnonzero(allowed)
+    columns = [settings.batch_size, *(settings.column(name) for name in CLOCKS)]
+    order = np.lexsort([-column[rows] for column in reversed(columns) if column is not None])
+    return int(rows[order[0]]) if len(rows) else None
 
 
 def _smallest(values: Floats, allowed: NDArray[np.bool_]) -> int | None:
@@ -164,21 +143,21 @@ def choose_published(
 
     Raises ``BudgetError`` where no measured setting fits.
     """
-    usable = [m for m in measurements if m.usable and math.isfinite(_samples(m, samples_to_target))]
+    usable = []
+    for m in measurements:
+        samples = samples_to_target.get(m.setting.batch_size, math.inf)
+        if m.usable and math.isfinite(samples):
+            usable.append((m.step_s / m.setting.batch_size * samples, m))
     if not usable:
         raise InputError(
             "No measured setting has a batch size whose samples to target are known.",
             hint="Measure settings at the batch sizes of the proxy runs.",
         )
-    fitting = [m for m in usable if budget.allows(m)]
+    fitting = [(time_s, m) for time_s, m in usable if budget.allows(m)]
     if not fitting:
-        smallest_w = min(budget.drawn_w(m) for m in usable)
+        smallest_w = min(budget.drawn_w(m) for _, m in usable)
         raise BudgetError(
             f"No measured setting keeps the budget of {budget}.",
             hint=f"The smallest budget that one keeps is {smallest_w:.4g} W.",
         )
-    return min(fitting, key=lambda m: m.step_s / m.setting.batch_size * _samples(m, samples_to_target))
-
-
-def _samples(measurement: Measurement, samples_to_target: Mapping[int, float]) -> float:
-    return samples_to_target.get(measurement.setting.batch_size, math.inf)
+    return min(fitting, key=lambda found: found[0])[1]

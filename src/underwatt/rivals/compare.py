@@ -13,13 +13,14 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
-from underwatt.budget import Budget, Watts
+from underwatt.budget import Watts
 from underwatt.drivers.replay import ReplayDevice
 from underwatt.drivers.virtual.device import VirtualJetson
 from underwatt.drivers.virtual.physics import Clocks, step_power, step_times
 from underwatt.errors import InputError, OutOfMemoryError, UnderwattError
-from underwatt.planning.choice import RISK, outlook_as_known
-from underwatt.planning.problem import Goal, Outlook, Problem, rows_of
+from underwatt.planning.choice import RISK, Candidates, outlook_as_known
+from underwatt.planning.problem import ROUNDING, Goal, Outlook, Problem, keeps, rows_of
+from underwatt.predict.base import take_rows
 from underwatt.predict.design import fits_memory
 from underwatt.rivals.choices import (
     Table,
@@ -28,16 +29,15 @@ from underwatt.rivals.choices import (
     fastest_throughput,
     largest_batch,
     maximum_mode,
+    oracle,
     stock_mode,
-    trusting_choice,
 )
 from underwatt.tables import read_measurements
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from numpy.typing import NDArray
-
+    from underwatt.budget import Budget
     from underwatt.device.base import Device
     from underwatt.planning.choice import Expectation
     from underwatt.predict.base import Floats, SettingArray
@@ -52,8 +52,6 @@ PUBLISHED = "published method, settings measured so far"
 JOINT = "; "  # between the names of rules that choose the same
 # A table of one setting leaves the published method nothing to choose.
 FEWEST_TO_CHOOSE = 2
-# The log of a bound may round either way.
-ROUNDING = 1 + 1e-12
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,10 +75,6 @@ class Truth:
     step_s: Floats
     power_w: Floats
 
-    def take(self, rows: NDArray[np.intp]) -> Truth:
-        """The truth about some of the candidates."""
-        return Truth(self.name, self.step_s[rows], self.power_w[rows])
-
 
 def compare(
     problem: Problem,
@@ -98,23 +92,32 @@ def compare(
     """
     if truth is not None and not len(truth.step_s) == len(truth.power_w) == len(problem):
         raise InputError(f"A truth of {len(truth.step_s)} settings cannot describe {len(problem)} candidates.")
-    judge = _Judge(replace(problem, idle_w=None), prediction, measurements, risk)
-    table, watts = judge.table, judge.watts
-    named: list[tuple[str, int | None]] = [
-        (LARGEST, largest_batch(table, watts)),
-        (MIDDLE, default_batch(table, watts)),
-        ("maximum mode", maximum_mode(table) if len(judge.rows) else None),
-        ("most samples/s", fastest_throughput(table, watts)),
-        (PUBLISHED, _published(judge, measurements)),
-    ]
-    if stock_modes and (best := stock_mode(table, watts, stock_modes)) is not None:
-        named.insert(2, (f"vendor's {best[0]}", best[1]))
+    rows = np.flatnonzero(fits_memory(problem.candidates, measurements))
+    part, budget = problem.take(rows), problem.budget
+    judged = Candidates(replace(part, idle_w=None), take_rows(prediction, rows), measurements)
+    kept = judged.outlook.keeps(budget)
+    # Per sample, also where the target is never reached: throughput alone does not know of targets.
+    a_sample, _ = outlook_as_known(Problem.of(part.candidates, budget), take_rows(prediction, rows), measurements)
+    logs = (judged.outlook.log_time_s, a_sample.log_time_s, judged.outlook.log_drawn_w)
+    table, watts = Table(part.candidates, *map(np.exp, logs)), (budget.power_w or math.inf) * ROUNDING
+    stock = stock_mode(table, watts, stock_modes or {})
+    named = {
+        LARGEST: largest_batch(table, watts),
+        MIDDLE: default_batch(table, watts),
+        **({f"vendor's {stock[0]}": stock[1]} if stock else {}),
+        "maximum mode": maximum_mode(table),
+        "most samples/s": fastest_throughput(table, watts),
+        PUBLISHED: _published(part, measurements),
+    }
     if powertrain is not None:
-        seen = Outlook.without_pauses(problem, powertrain, measurements)
-        part = Table.predicted(problem, seen).take(judge.rows)
-        named.append(("PowerTrain's choice", trusting_choice(part, watts)))
-    found = [judge.describe(name, row) for name, row in named if row is not None]
-    best_of_all = None if truth is None else _oracle(problem.take(judge.rows), truth.take(judge.rows))
+        seen = Outlook.without_pauses(part, take_rows(powertrain, rows), measurements)
+        named["PowerTrain's choice"] = oracle(Table.predicted(part, seen), watts)  # unmeasured, taken at its word
+    found = [
+        as_alternative(name, judged.expect(row), budget, risk, keeps_it=bool(kept[row]))
+        for name, row in named.items()
+        if row is not None
+    ]
+    best_of_all = None if truth is None else _oracle(part, truth.name, truth.step_s[rows], truth.power_w[rows])
     return tuple(found) if best_of_all is None else (*found, best_of_all)
 
 
@@ -141,71 +144,28 @@ def joined(others: Sequence[Alternative]) -> tuple[Alternative, ...]:
     return tuple(replace(group[0], name=JOINT.join(other.name for other in group)) for group in same.values())
 
 
-def as_alternative(name: str, expected: Expectation, budget: Budget, risk: float = RISK) -> Alternative:
-    """A setting of a plan, such as a neighbour on the front, in the form of the others."""
-    chance = expected.chance_over
-    over = chance > 0.5 and not (
-        expected.measured
-        and _expected_to_keep(budget, expected.power_w.expected, expected.time_s.expected, expected.energy_j.expected)
-    )
-    return Alternative(
-        name=name,
-        setting=expected.setting,
-        time_s=expected.time_s.expected,
-        energy_j=expected.energy_j.expected,
-        power_w=expected.power_w.expected,
-        fits="over" if over else "risky" if chance > risk else "yes",
-        known="measured" if expected.measured else "predicted",
-    )
+def as_alternative(
+    name: str, expected: Expectation, budget: Budget, risk: float = RISK, *, keeps_it: bool | None = None
+) -> Alternative:
+    """A setting of a plan, such as a neighbour on the front, in the form of the others.
+
+    Whether it keeps the budget as expected is left to its chance where ``keeps_it`` does not say.
+    """
+    figures = (expected.power_w.expected, expected.time_s.expected, expected.energy_j.expected)
+    power_w, time_s, energy_j = figures
+    if keeps_it is None:
+        keeps_it = expected.chance_over <= 0.5
+    # One that was measured may keep it by its means, though the end of its interval does not; peaks have no means.
+    may_keep = expected.measured and budget.watts is not Watts.PEAK and bool(keeps(budget, *figures))
+    fits: Fits = "risky" if keeps_it or may_keep else "over"
+    if keeps_it and expected.chance_over <= risk:
+        fits = "yes"
+    known: Known = "measured" if expected.measured else "predicted"
+    return Alternative(name, expected.setting, time_s, energy_j, power_w, fits, known)
 
 
-class _Judge:
-    """The candidates that fit memory, as they are known; rows are counted among these."""
-
-    def __init__(
-        self, problem: Problem, prediction: Prediction, measurements: Sequence[Measurement], risk: float
-    ) -> None:
-        outlook, measured = outlook_as_known(problem, prediction, measurements)
-        # Per sample, also where the target is never reached: throughput alone does not know of targets.
-        a_sample, _ = outlook_as_known(Problem.of(problem.candidates, problem.budget), prediction, measurements)
-        self.rows = np.flatnonzero(fits_memory(problem.candidates, measurements))
-        self.problem = problem.take(self.rows)
-        self.watts = (problem.budget.power_w or math.inf) * ROUNDING
-        self.table = Table(
-            problem.candidates, np.exp(outlook.log_time_s), np.exp(a_sample.log_time_s), np.exp(outlook.log_drawn_w)
-        ).take(self.rows)
-        self._power_w = np.exp(outlook.log_power_w)[self.rows]
-        self._keeps = outlook.keeps(problem.budget)[self.rows]
-        self._safe = outlook.chance_to_fit(problem.budget)[self.rows] >= 1 - risk
-        self._measured = measured[self.rows]
-
-    def describe(self, name: str, row: int) -> Alternative:
-        """One of the candidates as a record."""
-        time_s, power_w = float(self.table.time_s[row]), float(self._power_w[row])
-        keeps = bool(self._keeps[row])
-        may_keep = self._measured[row] and _expected_to_keep(self.problem.budget, power_w, time_s, time_s * power_w)
-        return Alternative(
-            name=name,
-            setting=self.problem.candidates[row],
-            time_s=time_s,
-            energy_j=time_s * power_w,
-            power_w=power_w,
-            fits="yes" if keeps and self._safe[row] else "risky" if keeps or may_keep else "over",
-            known="measured" if self._measured[row] else "predicted",
-        )
-
-
-def _expected_to_keep(budget: Budget, power_w: float, time_s: float, energy_j: float) -> bool:
-    """Whether a measured setting keeps the budget by its means, though the upper end of its interval may not."""
-    if budget.watts is Watts.PEAK:
-        return False  # a mean says nothing about peaks
-    bounds = ((budget.power_w, power_w), (budget.deadline_s, time_s), (budget.energy_j, energy_j))
-    return all(bound is None or value <= bound for bound, value in bounds)
-
-
-def _published(judge: _Judge, measurements: Sequence[Measurement]) -> int | None:
+def _published(problem: Problem, measurements: Sequence[Measurement]) -> int | None:
     """The published method over what was measured; ``None`` where that leaves it nothing to choose from."""
-    problem = judge.problem
     offered = [m for m in measurements if m.usable and len(rows_of(problem.candidates, m.setting))]
     if len({m.setting for m in offered if problem.budget.allows(m)}) < FEWEST_TO_CHOOSE:
         return None
@@ -218,31 +178,21 @@ def _published(judge: _Judge, measurements: Sequence[Measurement]) -> int | None
     return int(rows_of(problem.candidates, chosen.setting)[0])
 
 
-def _oracle(problem: Problem, truth: Truth) -> Alternative | None:
+def _oracle(problem: Problem, whose: str, step_s: Floats, steps_w: Floats) -> Alternative | None:
     """The best candidate by the truth about time and power; samples to target are those of the problem."""
     budget = problem.budget
     if budget.power_w is not None and budget.watts is Watts.PEAK:
         return None  # the truth holds mean watts
-    busy = problem.busy_share(truth.power_w, truth.step_s)
-    power_w = truth.power_w if budget.power_w is None else np.where(busy < 1, budget.power_w, truth.power_w)
-    time_s = truth.step_s * np.exp(problem.log_steps) / busy
+    busy = problem.busy_share(steps_w, step_s)
+    power_w = steps_w if budget.power_w is None else np.where(busy < 1, budget.power_w, steps_w)
+    time_s = step_s * np.exp(problem.log_steps) / busy
     energy_j = time_s * power_w
-    allowed = np.isfinite(energy_j)
-    for bound, value in ((budget.power_w, power_w), (budget.deadline_s, time_s), (budget.energy_j, energy_j)):
-        if bound is not None:
-            allowed &= value <= bound
+    allowed = np.isfinite(energy_j) & keeps(budget, power_w, time_s, energy_j)
     if not np.any(allowed):
         return None
     row = int(np.argmin(np.where(allowed, time_s if problem.goal is Goal.SOONEST else energy_j, np.inf)))
-    return Alternative(
-        name=f"oracle ({truth.name})",
-        setting=problem.candidates[row],
-        time_s=float(time_s[row]),
-        energy_j=float(energy_j[row]),
-        power_w=float(power_w[row]),
-        fits="yes",
-        known="truth",
-    )
+    took = (float(time_s[row]), float(energy_j[row]), float(power_w[row]))
+    return Alternative(f"oracle ({whose})", problem.candidates[row], *took, "yes", "truth")
 
 
 def truth_of(device: Device | None, candidates: SettingArray, cost: WorkloadCost | None) -> Truth | None:
@@ -260,12 +210,10 @@ def truth_of(device: Device | None, candidates: SettingArray, cost: WorkloadCost
 def _simulated(device: VirtualJetson, candidates: SettingArray, cost: WorkloadCost) -> Truth:
     """All candidates at once; setting by setting, ``VirtualBoard.true_step_s`` says the same."""
     board, sizes = device.board, candidates.batch_size
-    left_alone = board.mode.knobs()
-    columns = [
-        np.full(len(sizes), left_alone[name]) if (column := candidates.column(name)) is None else column
-        for name in ("cpu_cores", "cpu_mhz", "gpu_mhz", "mem_mhz")
-    ]
-    clocks, physics = Clocks(*columns), board.spec.physics
+    left_alone = {name: np.full(len(sizes), value) for name, value in board.mode.knobs().items()}
+    knobs = left_alone | dict(zip(candidates.knobs, candidates.values.T, strict=True))
+    clocks = Clocks(knobs["cpu_cores"], knobs["cpu_mhz"], knobs["gpu_mhz"], knobs["mem_mhz"])
+    physics = board.spec.physics
     times = step_times(physics.step_constants(cost), clocks, sizes)
     runs = np.ones(len(sizes), dtype=bool)
     for size in np.unique(sizes):
@@ -278,7 +226,7 @@ def _simulated(device: VirtualJetson, candidates: SettingArray, cost: WorkloadCo
 
 
 def _recorded(device: ReplayDevice, candidates: SettingArray) -> Truth:
-    step_s, power_w = np.full(len(candidates), np.nan), np.full(len(candidates), np.nan)
+    step_s, power_w = np.full((2, len(candidates)), np.nan)
     for measurement in read_measurements(device.info.address.removeprefix("replay:")):
         if measurement.usable:
             rows = rows_of(candidates, measurement.setting)

@@ -13,7 +13,7 @@ The table is the method of "Accelerated Training on Low-Power Edge Devices" (TML
 from __future__ import annotations
 
 import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +21,7 @@ import numpy as np
 
 from underwatt._imports import require
 from underwatt.errors import PredictError
-from underwatt.predict.base import Observations, check_same_knobs, observe
+from underwatt.predict.base import Observations, by_setting, check_same_knobs, observe
 from underwatt.records import Prediction
 
 if TYPE_CHECKING:
@@ -69,14 +69,11 @@ class PowerTrain:
         """Train on the reference once, to fine-tune again and again."""
         return partial(self.transfer, pretrained=self.pretrain(references[0]) if references else None)
 
-    def pretrain(self, reference: Profile) -> PretrainedPowerTrain:
+    def pretrain(self, reference: Profile) -> FittedPowerTrain:
         """Train on a whole reference: minutes of work that many fits can share."""
-        seen = observe(reference.measurements, whose=f"the reference {reference.workload.name}")
-        return PretrainedPowerTrain(seen.settings.knobs, self._train_both(seen, None))
+        return self._train_both(observe(reference.measurements, whose=f"the reference {reference.workload.name}"), None)
 
-    def transfer(
-        self, measurements: Sequence[Measurement], pretrained: PretrainedPowerTrain | None
-    ) -> FittedPowerTrain:
+    def transfer(self, measurements: Sequence[Measurement], pretrained: FittedPowerTrain | None) -> FittedPowerTrain:
         """Fine-tune trained networks on the measurements; ``None`` starts from nothing."""
         seen = observe(measurements)
         if pretrained is not None and pretrained.knobs != seen.settings.knobs:
@@ -85,23 +82,16 @@ class PowerTrain:
                 f"the measurements set {', '.join(seen.settings.knobs)}.",
                 hint="Leave the reference out, or use the default predictor, which can bridge this.",
             )
-        networks = self._train_both(seen, pretrained)
-        rows, floors, stds = seen.settings.matrix(), [], []
-        for network, logs in zip(networks, (seen.log_step_s, seen.log_power_w), strict=True):
-            floor = float(np.exp(logs.min())) / FLOOR
-            errors = np.log(np.maximum(network(self._torch, rows), floor)) - logs
-            floors.append(floor)
-            stds.append(max(LEAST_STD, float(np.sqrt(np.mean(errors**2)))))
-        return FittedPowerTrain(seen.settings.knobs, self._torch, networks, (floors[0], floors[1]), (stds[0], stds[1]))
+        return self._train_both(seen, pretrained)
 
-    def _train_both(self, seen: Observations, start: PretrainedPowerTrain | None) -> tuple[_Network, _Network]:
+    def _train_both(self, seen: Observations, start: FittedPowerTrain | None) -> FittedPowerTrain:
         rows = seen.settings.matrix()
-        time, power = np.exp(seen.log_step_s), np.exp(seen.log_power_w)
-        starts = (None, None) if start is None else start.networks
-        return self._train(rows, time, starts[0]), self._train(rows, power, starts[1])
+        time = self._train(rows, seen.log_step_s, None if start is None else start.time)
+        power = self._train(rows, seen.log_power_w, None if start is None else start.power)
+        return FittedPowerTrain(seen.settings.knobs, time, power)
 
-    def _train(self, rows: Floats, values: Floats, start: _Network | None) -> _Network:
-        torch = self._torch
+    def _train(self, rows: Floats, logs: Floats, start: _Network | None) -> _Network:
+        torch, values = self._torch, np.exp(logs)
         # A private generator state: fitting must not disturb the user's random numbers, nor depend on them.
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(self._seed)
@@ -114,7 +104,8 @@ class PowerTrain:
             x = torch.as_tensor(inputs.scale(rows), dtype=torch.float32)
             y = torch.as_tensor(targets.scale(values), dtype=torch.float32)[:, None]
             self._descend(module, x, y)
-        return _Network(module, inputs, targets)
+        network = _Network(torch, module, inputs, targets, floor=float(np.exp(logs.min())) / FLOOR)
+        return replace(network, std=max(LEAST_STD, float(np.sqrt(np.mean((network.logs(rows) - logs) ** 2)))))
 
     def _descend(self, module: Any, x: Any, y: Any) -> None:
         torch = self._torch
@@ -139,33 +130,19 @@ class PowerTrain:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class PretrainedPowerTrain:
-    """Networks trained on a reference, ready to be fine-tuned."""
-
-    knobs: tuple[str, ...]
-    networks: tuple[_Network, _Network]
-
-
-@dataclass(frozen=True, slots=True, eq=False)
 class FittedPowerTrain:
-    """Two fine-tuned networks: step time and power."""
+    """Two trained networks: step time and power. Those of a reference can be fine-tuned."""
 
     knobs: tuple[str, ...]
-    _torch: ModuleType
-    _networks: tuple[_Network, _Network]
-    _floors: tuple[float, float]
-    _stds: tuple[float, float]
+    time: _Network
+    power: _Network
 
     def predict(self, settings: SettingArray) -> Prediction:
         """Log time and log power of each setting; the uncertainty is the same for all."""
         check_same_knobs(settings, self.knobs)
         rows = settings.matrix()
-        logs = [
-            np.log(np.maximum(network(self._torch, rows), floor))
-            for network, floor in zip(self._networks, self._floors, strict=True)
-        ]
-        stds = [np.full(len(settings), std) for std in self._stds]
-        return Prediction(logs[0], stds[0], logs[1], stds[1])
+        time_std, power_std = (np.full(len(rows), network.std) for network in (self.time, self.power))
+        return Prediction(self.time.logs(rows), time_std, self.power.logs(rows), power_std)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -181,38 +158,33 @@ class _Scaler:
     def scale(self, values: Floats) -> Floats:
         return np.asarray((values - self.mean) / self.std)
 
-    def unscale(self, values: Floats) -> Floats:
-        return np.asarray(values * self.std + self.mean)
-
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Network:
-    """A trained network with the scalers it was trained with."""
+    """A trained network with the scalers it was trained with, the least it may say, and its error on its samples."""
 
+    torch: ModuleType
     module: Any
     inputs: _Scaler
     targets: _Scaler
+    floor: float
+    std: float = LEAST_STD
 
-    def __call__(self, torch: ModuleType, rows: Floats) -> Floats:
+    def logs(self, rows: Floats) -> Floats:
+        """The log of what it says of each row."""
         self.module.eval()
-        with torch.no_grad():
-            out = self.module(torch.as_tensor(self.inputs.scale(rows), dtype=torch.float32))
-        return self.targets.unscale(out.numpy().astype(float).ravel())
+        with self.torch.no_grad():
+            out = self.module(self.torch.as_tensor(self.inputs.scale(rows), dtype=self.torch.float32))
+        values = out.numpy().astype(float).ravel() * self.targets.std + self.targets.mean
+        return np.asarray(np.log(np.maximum(values, self.floor)))
 
 
 def _network(nn: Any, inputs: int) -> Any:
-    first, second, third = LAYERS
-    return nn.Sequential(
-        nn.Linear(inputs, first),
-        nn.ReLU(),
-        nn.Dropout(DROPOUTS[0]),
-        nn.Linear(first, second),
-        nn.ReLU(),
-        nn.Dropout(DROPOUTS[1]),
-        nn.Linear(second, third),
-        nn.ReLU(),
-        nn.Linear(third, 1),
-    )
+    layers, width = [], inputs
+    for wide, dropout in zip(LAYERS, (*DROPOUTS, None), strict=True):
+        layers += [nn.Linear(width, wide), nn.ReLU(), *([nn.Dropout(dropout)] if dropout else [])]
+        width = wide
+    return nn.Sequential(*layers, nn.Linear(width, 1))
 
 
 class LookupTable:
@@ -227,15 +199,13 @@ class LookupTable:
     ) -> FittedLookupTable:
         """Gather the measurements by setting."""
         seen = observe(measurements)
-        repeats: dict[tuple[float, ...], list[int]] = {}
-        for at, row in enumerate(seen.settings.matrix().tolist()):
-            repeats.setdefault(tuple(row), []).append(at)
-        figures = np.empty((len(repeats), 4))
-        for row, at_rows in zip(figures, repeats.values(), strict=True):
-            for column, logs in enumerate((seen.log_step_s[at_rows], seen.log_power_w[at_rows])):
-                spread = float(logs.std(ddof=1)) if len(at_rows) > 1 else 0.0
-                row[2 * column : 2 * column + 2] = logs.mean(), max(READING_STD[column], spread)
-        return FittedLookupTable(seen.settings.knobs, {key: at for at, key in enumerate(repeats)}, figures)
+        figures = {}
+        for setting, same in by_setting(measurements).items():
+            logs = np.log([(m.step_s, m.power_w) for m in same])
+            stds = np.maximum(READING_STD, logs.std(axis=0, ddof=1) if len(same) > 1 else 0.0)
+            row = (*setting.mode.knobs().values(), setting.batch_size)
+            figures[row] = np.column_stack([logs.mean(axis=0), stds]).ravel()
+        return FittedLookupTable(seen.settings.knobs, figures)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -243,13 +213,12 @@ class FittedLookupTable:
     """Mean and spread of each measured setting."""
 
     knobs: tuple[str, ...]
-    _rows: Mapping[tuple[float, ...], int]
-    _figures: Floats  # one row a setting: log time, its std, log power, its std
+    _figures: Mapping[tuple[float, ...], Floats]  # of a setting: log time, its std, log power, its std
 
     def knows(self, settings: SettingArray) -> NDArray[np.bool_]:
         """Which of the settings were measured."""
         check_same_knobs(settings, self.knobs)
-        return np.array([tuple(row) in self._rows for row in settings.matrix().tolist()], dtype=bool)
+        return np.array([tuple(row) in self._figures for row in settings.matrix().tolist()], dtype=bool)
 
     def predict(self, settings: SettingArray) -> Prediction:
         """What was measured; raises ``PredictError`` for a setting that was not."""
@@ -259,6 +228,5 @@ class FittedLookupTable:
                 f"{len(unknown)} of {len(settings)} settings were never measured: {settings[int(unknown[0])]}, …",
                 hint="Measure them, ask only for measured ones, or use the default predictor.",
             )
-        at = [self._rows[tuple(row)] for row in settings.matrix().tolist()]
-        time, time_std, power, power_std = self._figures[at].reshape(len(at), 4).T
-        return Prediction(time, time_std, power, power_std)
+        found = [self._figures[tuple(row)] for row in settings.matrix().tolist()]
+        return Prediction(*np.reshape(found, (len(found), 4)).T)

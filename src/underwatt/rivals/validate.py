@@ -23,6 +23,11 @@ MOST_FOLDS = 10
 GOOD = (8.0, 4.0)
 USABLE = (20.0, 10.0)
 LEAST_COVERED = 0.7
+ADVICE = {
+    "good": "Trust the predictions to pick settings.",
+    "usable": "Use the predictions to decide what to measure next, and measure a setting before relying on it.",
+    "poor": "Do not rely on these predictions: measure more settings, spread out over clocks and batch sizes.",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,14 +55,10 @@ class HeldBack:
 
 
 def hold_back(
-    measurements: Sequence[Measurement],
-    references: Sequence[Profile] = (),
-    *,
-    predictor: Predictor | None = None,
-    seed: int = 0,
+    measurements: Sequence[Measurement], references: Sequence[Profile] = (), *, predictor: Predictor | None = None
 ) -> HeldBack:
     """Hold back each measured setting in turn (in at most ten groups), and predict it from the rest."""
-    predictor = predictor or FewShot(seed=seed)
+    predictor = predictor or FewShot()
     settings = observe(measurements).settings
     usable = [m for m in measurements if m.usable]
     distinct = list(by_setting(usable))
@@ -68,7 +69,7 @@ def hold_back(
             hint="Measure more settings; ten, spread out, are usually enough.",
         )
     folds = min(MOST_FOLDS, len(distinct))
-    shuffled = np.random.default_rng(seed).permutation(len(distinct))
+    shuffled = np.random.default_rng(0).permutation(len(distinct))
     fold_of = {distinct[at]: where % folds for where, at in enumerate(shuffled)}
     fold = np.array([fold_of[m.setting] for m in usable])
     columns = {name: np.empty(len(usable)) for name in Prediction.__dataclass_fields__}
@@ -82,31 +83,21 @@ def hold_back(
 
 
 def cross_validate(
-    measurements: Sequence[Measurement],
-    references: Sequence[Profile] = (),
-    *,
-    predictor: Predictor | None = None,
-    seed: int = 0,
+    measurements: Sequence[Measurement], references: Sequence[Profile] = (), *, predictor: Predictor | None = None
 ) -> ValidationReport:
     """Predict each measured setting from the others, and compare with what was measured."""
-    predictor = predictor or FewShot(seed=seed)
-    return judge(hold_back(measurements, references, predictor=predictor, seed=seed), predictor.name)
+    predictor = predictor or FewShot()
+    return judge(hold_back(measurements, references, predictor=predictor), predictor.name)
 
 
 def judge(held: HeldBack, predictor: str) -> ValidationReport:
     """What predictions of held-back settings are worth."""
     usable, predicted = held.measurements, held.predicted
-    errors, covered = np.empty((2, len(usable))), np.empty((2, len(usable)), dtype=bool)
-    for at, (mean, std, truth) in enumerate(
-        (
-            (predicted.log_step_s, predicted.log_step_s_std, np.log([m.step_s for m in usable])),
-            (predicted.log_power_w, predicted.log_power_w_std, np.log([m.power_w for m in usable])),
-        )
-    ):
-        errors[at] = 100 * np.abs(np.exp(mean - truth) - 1)
-        covered[at] = np.abs(mean - truth) <= Z90 * std
+    off = np.stack([predicted.log_step_s, predicted.log_power_w]) - np.log([(m.step_s, m.power_w) for m in usable]).T
+    stds = np.stack([predicted.log_step_s_std, predicted.log_power_w_std])
+    errors = 100 * np.abs(np.exp(off) - 1)
     worst = int(np.argmax(errors[0]))
-    mapes, covers = errors.mean(axis=1).tolist(), covered.mean(axis=1).tolist()
+    mapes, covers = errors.mean(axis=1).tolist(), (np.abs(off) <= Z90 * stds).mean(axis=1).tolist()
     grade = _grade(mapes, covers)
     return ValidationReport(
         predictor=predictor,
@@ -131,14 +122,9 @@ def _grade(mapes: Sequence[float], covers: Sequence[float]) -> str:
 
 
 def _verdict(grade: str, mapes: Sequence[float], covers: Sequence[float], settings: int) -> str:
-    advice = {
-        "good": "Trust the predictions to pick settings.",
-        "usable": "Use the predictions to decide what to measure next, and measure a setting before relying on it.",
-        "poor": "Do not rely on these predictions: measure more settings, spread out over clocks and batch sizes.",
-    }[grade]
     honest = "the stated intervals held" if min(covers) >= LEAST_COVERED else "the stated intervals were too narrow"
     return (
         f"Held-back settings (of {settings} measured) were predicted within {mapes[0]:.1f}% in time and "
         f"{mapes[1]:.1f}% in power on average, and {honest} ({100 * covers[0]:.0f}% and {100 * covers[1]:.0f}% "
-        f"of readings inside 90% intervals). {advice}"
+        f"of readings inside 90% intervals). {ADVICE[grade]}"
     )
