@@ -9,8 +9,6 @@ from underwatt.drivers.jetson.device import JetsonDevice
 from underwatt.drivers.jetson.sysfs import Sysfs
 from underwatt.errors import NoDeviceError
 
-__all__ = ["JetsonBackend", "JetsonDevice", "Sysfs", "backend"]
-
 
 class JetsonBackend:
     """Finds the Jetson that this process runs on; opens one under any directory."""

@@ -54,6 +54,11 @@ class SensorSpec:
     noise: float  # relative, of each published value
 
 
+# Data sheet of the INA3221: 40 µV a step across the shunt; published averages follow a load change in about 2 s.
+_SHUNT_5_MOHM = SensorSpec(window_s=0.1, lag_s=0.6, step_ma=8.0, noise=0.01)
+_SHUNT_2_MOHM = SensorSpec(window_s=0.1, lag_s=0.6, step_ma=20.0, noise=0.01)
+
+
 @dataclass(frozen=True, slots=True)
 class ThermalSpec:
     """One body with one way out for its heat, and the temperature at which its GPU is slowed."""
@@ -91,12 +96,12 @@ class BoardSpec:
     reserved_bytes: float  # system, CUDA context and framework, before a job allocates anything
     physics: BoardConstants
     rails: tuple[SensorRail, ...]
-    sensor: SensorSpec
     thermal: ThermalSpec
     # Of the vendor's nvpmodel, in its order: the baseline of a user without Underwatt. Watts in a name are no promise.
     stock_modes: Mapping[str, PowerMode]
     default_mode: str  # the stock mode it starts in
     sysfs: SysfsNames
+    sensor: SensorSpec = _SHUNT_5_MOHM
 
     @property
     def space(self) -> ModeSpace:
@@ -112,10 +117,6 @@ class BoardSpec:
             raise InputError(f"{self.title} has no stock mode {name!r}.", hint=f"It has: {names}.")
         return self.stock_modes[name]
 
-
-# Data sheet of the INA3221: 40 µV a step across the shunt; published averages follow a load change in about 2 s.
-_SHUNT_5_MOHM = SensorSpec(window_s=0.1, lag_s=0.6, step_ma=8.0, noise=0.01)
-_SHUNT_2_MOHM = SensorSpec(window_s=0.1, lag_s=0.6, step_ma=20.0, noise=0.01)
 
 # Share of the peak bus rate that training reaches: counted bytes of ResNet-18 over fitted memory cycles: 0.41 on AGX
 # Orin and 0.40 on Orin Nano.
@@ -212,7 +213,6 @@ TX2_NX = BoardSpec(
         SensorRail("0-0041", 1, "VDD_SYS_CPU", 0.10, 0.0, 1.0, 0.0, in_total=False, volts=5.0),
         SensorRail("0-0041", 2, "VDD_SYS_DDR", 0.10, 0.0, 0.0, 0.6, in_total=False, volts=5.0),
     ),
-    sensor=_SHUNT_5_MOHM,
     thermal=ThermalSpec(3.0, 70.0, throttle_c=95.5, leakage_per_c=0.004),  # small fan; trip: thermal guide
     stock_modes={
         "MAXN": PowerMode(6, 2035.2, 1300.5, 1600.0),
@@ -257,7 +257,6 @@ XAVIER_AGX = BoardSpec(
         SensorRail("1-0041", 1, "VDDRQ", 0.08, 0.0, 0.0, 0.4, in_total=True, volts=19.0),
         SensorRail("1-0041", 2, "SYS5V", 0.40, 0.0, 0.0, 0.3, in_total=True, volts=5.0),
     ),
-    sensor=_SHUNT_5_MOHM,
     thermal=ThermalSpec(1.2, 200.0, throttle_c=95.5, leakage_per_c=0.004),  # fan at full; thermal guide
     stock_modes={
         "MAXN": PowerMode(8, 2265.6, 1377.0, 2133.0),
@@ -305,7 +304,6 @@ ORIN_NANO = BoardSpec(
         SensorRail("1-0040", 1, "VDD_CPU_GPU_CV", 0.05, 1.0, 1.0, 0.0, in_total=False, volts=5.0),
         SensorRail("1-0040", 2, "VDD_SOC", 0.30, 0.0, 0.0, 0.3, in_total=False, volts=5.0),
     ),
-    sensor=_SHUNT_5_MOHM,
     thermal=ThermalSpec(2.0, 90.0, throttle_c=99.0, leakage_per_c=0.003),  # fan at full; thermal guide
     stock_modes={
         "15W": PowerMode(6, 1510.4, 624.75, 2133.0),
