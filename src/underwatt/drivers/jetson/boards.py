@@ -156,13 +156,8 @@ class NvpConf:
                     cpu_khz[int(named[1])] = cap
                 else:
                     all_cpu_khz = min(cap, all_cpu_khz or cap)
-        return Caps(
-            gpu_hz=_cap(values.get(("GPU", "MAX_FREQ"), "")),
-            emc_hz=_cap(values.get(("EMC", "MAX_FREQ"), "")),
-            cpu_khz=cpu_khz,
-            all_cpu_khz=all_cpu_khz,
-            cores_off=frozenset(cores_off - {0}),
-        )
+        gpu_hz, emc_hz = (_cap(values.get((part, "MAX_FREQ"), "")) for part in ("GPU", "EMC"))
+        return Caps(gpu_hz, emc_hz, cpu_khz, all_cpu_khz, frozenset(cores_off - {0}))
 
     def reboot_reasons(self, from_id: int | None, to_id: int) -> tuple[str, ...]:
         """The arguments that differ between two modes and only take effect after a reboot."""

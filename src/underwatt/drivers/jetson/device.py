@@ -69,9 +69,7 @@ class JetsonDevice:
     def stock_modes(self) -> dict[str, PowerMode]:
         """The modes of nvpmodel.conf, each with every knob at its cap."""
         tables = self._hardware.tables(capped=False)
-        return {
-            mode.name: build_space(tables, self._conf.caps(number)).highest for number, mode in self._conf.modes.items()
-        }
+        return {mode.name: build_space(tables, self._conf.caps(mode.id)).highest for mode in self._conf.modes.values()}
 
     def capabilities(self) -> tuple[Capability, ...]:
         """Its knobs and sensors, which of them this user may use, and what would permit the others."""
@@ -218,7 +216,7 @@ def build_space(tables: Tables, caps: Caps) -> ModeSpace:
 
 def blocked_files(sysfs: Sysfs, files: tuple[str, ...]) -> tuple[str, ...]:
     """The files that this user may not both read and write."""
-    return tuple(path for path in files if not (sysfs.writable(path) and sysfs.readable(path)))
+    return tuple(path for path in files if not sysfs.settable(path))
 
 
 def remedy_for(knob: str) -> str:
@@ -240,10 +238,8 @@ def require_writable(sysfs: Sysfs, hardware: Hardware, knobs: tuple[str, ...]) -
         files = hardware.files_for(knob)
         gone = [path for path in files if sysfs.presence(path) is Presence.ABSENT]
         if gone:
-            raise ApplyError(
-                f"Cannot set {knob}: {sysfs.full(gone[0])} is missing.",
-                hint="Its driver may have been unloaded; 'underwatt devices' shows what is there.",
-            )
+            hint = "Its driver may have been unloaded; 'underwatt devices' shows what is there."
+            raise ApplyError(f"Cannot set {knob}: {sysfs.full(gone[0])} is missing.", hint=hint)
         blocked = blocked_files(sysfs, files)
         if blocked:
             more = f" and {len(blocked) - 1} more" if len(blocked) > 1 else ""

@@ -134,8 +134,8 @@ class AveragingSensor:
 
     def readings(self) -> dict[str, tuple[int, int]]:
         """Millivolts and milliamperes of each rail, as last published."""
-        pairs = zip(self._millivolts, self._milliamps, strict=True)
-        return {rail.name: pair for rail, pair in zip(self._rails, pairs, strict=True)}
+        columns = zip(self._rails, self._millivolts, self._milliamps, strict=True)
+        return {rail.name: (mv, ma) for rail, mv, ma in columns}
 
     def watts(self) -> dict[str, float]:
         """Watts of each rail, as last published."""
@@ -270,8 +270,7 @@ class VirtualBoard:
     ) -> float:
         """Mean watts while training undisturbed at a board temperature."""
         _, power = self._model(cost, mode, batch_size)
-        dynamic_w = power.total_w - power.static_w
-        return float(power.static_w * self._leakage(temperature_c) + dynamic_w)
+        return float(power.static_w * self._leakage(temperature_c) + (power.total_w - power.static_w))
 
     # How it lives
 
@@ -354,10 +353,7 @@ def _phases(times: StepTimes, mean: Watts, idle: Watts) -> tuple[Phase, ...]:
     wait_s = step_s - work_s
     if wait_s < STALL_WORTH_SEEING * step_s:
         return (Phase(step_s, mean),)
-
-    def working(mean_w: float, idle_w: float) -> float:
-        return idle_w + (mean_w - idle_w) * (step_s / work_s)
-
+    more = step_s / work_s
     waiting = mean._replace(gpu=idle.gpu, mem=idle.mem)
-    work = mean._replace(gpu=working(mean.gpu, idle.gpu), mem=working(mean.mem, idle.mem))
+    work = mean._replace(gpu=idle.gpu + (mean.gpu - idle.gpu) * more, mem=idle.mem + (mean.mem - idle.mem) * more)
     return (Phase(wait_s, waiting), Phase(work_s, work))

@@ -171,10 +171,7 @@ NANO = BoardSpec(
     sensor=_SHUNT_5_MOHM,  # developer kit schematic: 5 mΩ
     # Passive heat sink: estimated from about 40 °C above the room at 9 W after some minutes. Trip: thermal guide.
     thermal=ThermalSpec(4.5, 60.0, throttle_c=97.0, leakage_per_c=0.004),
-    stock_modes={
-        "MAXN": PowerMode(4, 1479.0, 921.6, 1600.0),
-        "5W": PowerMode(2, 921.6, 614.4, 1600.0),
-    },
+    stock_modes={"MAXN": PowerMode(4, 1479.0, 921.6, 1600.0), "5W": PowerMode(2, 921.6, 614.4, 1600.0)},
     default_mode="MAXN",
     sysfs=SysfsNames(
         model="NVIDIA Jetson Nano Developer Kit",
@@ -305,10 +302,7 @@ ORIN_NANO = BoardSpec(
         SensorRail("1-0040", 2, "VDD_SOC", 0.30, 0.0, 0.0, 0.3, in_total=False, volts=5.0),
     ),
     thermal=ThermalSpec(2.0, 90.0, throttle_c=99.0, leakage_per_c=0.003),  # fan at full; thermal guide
-    stock_modes={
-        "15W": PowerMode(6, 1510.4, 624.75, 2133.0),
-        "7W": PowerMode(4, 960.0, 408.0, 2133.0),
-    },
+    stock_modes={"15W": PowerMode(6, 1510.4, 624.75, 2133.0), "7W": PowerMode(4, 960.0, 408.0, 2133.0)},
     default_mode="15W",
     sysfs=SysfsNames(
         model="NVIDIA Jetson Orin Nano Developer Kit",

@@ -142,10 +142,7 @@ def first_files(spec: BoardSpec, stock_mode: str) -> dict[str, str]:
 def links(spec: BoardSpec) -> dict[str, str]:
     """The links of the board: where they lie, and where they point to from there."""
     node = gpu_node(spec)
-    wanted = {
-        f"sys/class/devfreq/{basename(node)}": node,
-        f"{node}/device": dirname(dirname(node)),
-    }
+    wanted = {f"sys/class/devfreq/{basename(node)}": node, f"{node}/device": dirname(dirname(node))}
     for cluster in spec.sysfs.clusters:
         wanted |= {f"{CPU}/cpu{core}/cpufreq": policy(cluster) for core in cluster}
     return {path: relpath(target, dirname(path)) for path, target in wanted.items()}
@@ -254,26 +251,18 @@ class SysfsBoard:
 
     def _asked_for(self) -> PowerMode:
         """What the knob files ask for, rounded as the kernel rounds."""
-        online = self._online()
-        return PowerMode(
-            cpu_cores=len(online),
-            cpu_mhz=self._cpu_mhz(online),
-            gpu_mhz=self._range_mhz(gpu_node(self.board.spec), "", self.board.spec.gpu_mhz, hz),
-            mem_mhz=self._mem_mhz(),
-        )
+        spec, online = self.board.spec, self._online()
+        awake = [cluster for cluster in spec.sysfs.clusters if online & set(cluster)]
+        # The physics know one CPU clock: that of the fastest cluster with a core on.
+        cpu_mhz = max(self._range_mhz(policy(cluster), "scaling_", spec.cpu_mhz, khz) for cluster in awake)
+        gpu_mhz = self._range_mhz(gpu_node(spec), "", spec.gpu_mhz, hz)
+        return PowerMode(len(online), cpu_mhz, gpu_mhz, self._mem_mhz())
 
     def _online(self) -> frozenset[int]:
-        cores = range(self.board.spec.cpu_cores)
-        on = {core for core in cores if self._number(f"{CPU}/cpu{core}/online", 1) != 0}
+        on = {core for core in range(self.board.spec.cpu_cores) if self._number(f"{CPU}/cpu{core}/online", 1) != 0}
         if 0 not in on:
             self._write(f"{CPU}/cpu0/online", "1")  # the kernel refuses to take core 0 offline
         return frozenset(on | {0})
-
-    def _cpu_mhz(self, online: frozenset[int]) -> float:
-        """One clock for the physics: that of the fastest cluster with a core on."""
-        spec = self.board.spec
-        awake = [cluster for cluster in spec.sysfs.clusters if online & set(cluster)]
-        return max(self._range_mhz(policy(cluster), "scaling_", spec.cpu_mhz, khz) for cluster in awake)
 
     def _range_mhz(self, folder: str, prefix: str, mhz: Sequence[float], unit: Callable[[float], int]) -> float:
         """The clock a range allows under load; limits off the table are moved inwards to it, in the file too."""
