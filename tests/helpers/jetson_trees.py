@@ -424,8 +424,8 @@ class KernelSysfs(Sysfs):
             rate: Path(self.full(rate)).read_bytes() for rate in _rates() if Path(self.full(rate)).exists()
         }
 
-    def writable(self, path: str) -> bool:
-        return path not in self.read_only and super().writable(path)
+    def settable(self, path: str) -> bool:
+        return path not in self.read_only and super().settable(path)
 
     def _push(self, path: str, data: bytes) -> None:
         if len(self.writes) == self.power_cut_at:

@@ -7,6 +7,7 @@ fails, cards without a power sensor, and containers that may read and not set.
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -47,7 +48,7 @@ class NvmlDevice:
     """One GPU. ``nvml`` is the library's module, or something that answers like it."""
 
     def __init__(self, where: str = "0", *, nvml: Any = None, clock: Clock | None = None) -> None:
-        self._nvml = nvml if nvml is not None else require("pynvml", extra="nvml")
+        self._nvml = _library(nvml)
         self.clock: Clock = clock or SystemClock()
         self._handle = _open_handle(self._nvml, where)
         self._why_not: dict[str, str] = {}
@@ -106,8 +107,7 @@ class NvmlDevice:
         memory_mhz = self._ask("mem_mhz", self._nvml.nvmlDeviceGetSupportedMemoryClocks)
         if memory_mhz:
             knobs.append(Knob("mem_mhz", tuple(sorted({float(mhz) for mhz in memory_mhz}))))
-            top = max(memory_mhz)
-            graphics_mhz = self._ask("gpu_mhz", self._nvml.nvmlDeviceGetSupportedGraphicsClocks, top)
+            graphics_mhz = self._ask("gpu_mhz", self._nvml.nvmlDeviceGetSupportedGraphicsClocks, max(memory_mhz))
             if graphics_mhz:
                 knobs.append(Knob("gpu_mhz", tuple(sorted({float(mhz) for mhz in graphics_mhz}))))
         return ModeSpace(knobs)
@@ -175,19 +175,12 @@ class NvmlDevice:
         limit_mw = self._ask("running power_limit_w", nvml.nvmlDeviceGetPowerManagementLimit)
         degrees_c = self._ask("temperature", nvml.nvmlDeviceGetTemperature, nvml.NVML_TEMPERATURE_GPU)
         bits = self._ask("throttling", nvml.nvmlDeviceGetCurrentClocksThrottleReasons) or 0
-        reasons = tuple(
-            text
-            for name, text in _THROTTLE_REASONS.items()
-            if bits & getattr(nvml, f"nvmlClocksThrottleReason{name}", 0)
-        )
+        flags = {text: getattr(nvml, f"nvmlClocksThrottleReason{name}", 0) for name, text in _THROTTLE_REASONS.items()}
+        limit_w = limit_mw / 1000 if limit_mw else None
         return DeviceState(
-            running=PowerMode(
-                gpu_mhz=gpu_mhz or None,
-                mem_mhz=mem_mhz or None,
-                power_limit_w=limit_mw / 1000 if limit_mw else None,
-            ),
+            running=PowerMode(gpu_mhz=gpu_mhz or None, mem_mhz=mem_mhz or None, power_limit_w=limit_w),
             temperatures_c={} if degrees_c is None else {"gpu": float(degrees_c)},
-            throttle_reasons=reasons,
+            throttle_reasons=tuple(text for text, flag in flags.items() if bits & flag),
         )
 
     def apply(self, mode: PowerMode) -> None:
@@ -227,20 +220,21 @@ class NvmlDevice:
         self._set("power limit", self._nvml.nvmlDeviceSetPowerManagementLimit, limit_mw)
         found_mw = self._ask("power_limit_w", self._nvml.nvmlDeviceGetPowerManagementLimit)
         if found_mw is None or abs(found_mw - limit_mw) > 1000:
-            raise ApplyError(
-                f"The power limit was set to {limit_mw / 1000:g} W and reads back "
-                f"{'nothing' if found_mw is None else f'{found_mw / 1000:g} W'}."
-            )
+            found = "nothing" if found_mw is None else f"{found_mw / 1000:g} W"
+            raise ApplyError(f"The power limit was set to {limit_mw / 1000:g} W and reads back {found}.")
 
     def _set(self, what: str, call: Callable[..., Any], *arguments: Any) -> None:
         try:
             call(self._handle, *arguments)
         except self._nvml.NVMLError as exc:
+            what = f"The {what} of {self.info.name}"
             if exc.value == self._nvml.NVML_ERROR_NO_PERMISSION:
-                raise NotPermittedError(
-                    f"The {what} of {self.info.name} may not be set by this user.", hint=_SETTING_REMEDY
-                ) from exc
-            raise ApplyError(f"The {what} of {self.info.name} was refused ({exc}).") from exc
+                raise NotPermittedError(f"{what} may not be set by this user.", hint=_SETTING_REMEDY) from exc
+            raise ApplyError(f"{what} was refused ({exc}).") from exc
+
+
+def _library(nvml: Any) -> Any:
+    return nvml if nvml is not None else require("pynvml", extra="nvml")
 
 
 def _open_handle(nvml: Any, where: str) -> Any:
@@ -248,17 +242,15 @@ def _open_handle(nvml: Any, where: str) -> Any:
     try:
         nvml.nvmlInit()
     except nvml.NVMLError as exc:
-        raise NoDeviceError(
-            f"NVML does not start ({exc}).", hint="Install the NVIDIA driver, or check that the container sees it."
-        ) from exc
+        hint = "Install the NVIDIA driver, or check that the container sees it."
+        raise NoDeviceError(f"NVML does not start ({exc}).", hint=hint) from exc
     try:
         if where.isdecimal():
             return nvml.nvmlDeviceGetHandleByIndex(int(where))
         return nvml.nvmlDeviceGetHandleByUUID(where)
     except nvml.NVMLError as exc:
-        raise NoDeviceError(
-            f"NVML has no GPU {where!r} ({exc}).", hint="`underwatt devices` lists those that are here."
-        ) from exc
+        hint = "`underwatt devices` lists those that are here."
+        raise NoDeviceError(f"NVML has no GPU {where!r} ({exc}).", hint=hint) from exc
 
 
 def _may_administer() -> bool:
@@ -283,9 +275,6 @@ class NvmlBackend:
     def __init__(self, nvml: Any = None) -> None:
         self._nvml = nvml
 
-    def _library(self) -> Any:
-        return self._nvml if self._nvml is not None else require("pynvml", extra="nvml")
-
     def affinity(self) -> float:
         """Quite sure where NVML lists a card; a Jetson's own backend is surer."""
         return 0.8 if self.find() else 0.0
@@ -293,16 +282,14 @@ class NvmlBackend:
     def find(self) -> tuple[str, ...]:
         """UUIDs of the cards that answer."""
         try:
-            nvml = self._library()
+            nvml = _library(self._nvml)
         except UnderwattError:
             return ()
         uuids: list[str] = []
-        try:
+        with suppress(nvml.NVMLError):  # no driver here, or one that answers nothing (Orin under JetPack 6)
             nvml.nvmlInit()
             for index in range(nvml.nvmlDeviceGetCount()):
                 uuids.append(_text(nvml.nvmlDeviceGetUUID(nvml.nvmlDeviceGetHandleByIndex(index))))  # noqa: PERF401
-        except nvml.NVMLError:
-            pass  # no driver here, or one that answers nothing (Orin under JetPack 6)
         return tuple(uuids)
 
     def open(self, where: str) -> NvmlDevice:

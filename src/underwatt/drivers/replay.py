@@ -13,21 +13,13 @@ from typing import TYPE_CHECKING
 from underwatt.device.space import ModeSpace
 from underwatt.drivers.virtual.board import VirtualClock
 from underwatt.errors import InputError, ModeError, OutOfMemoryError, SensorError, StepError
-from underwatt.records import (
-    Capability,
-    DeviceInfo,
-    DeviceState,
-    Measurement,
-    PowerMode,
-    PowerSample,
-    Setting,
-    Status,
-    WorkloadCost,
-)
+from underwatt.records import Capability, DeviceInfo, DeviceState, PowerMode, PowerSample, Setting, Status
 from underwatt.tables import read_measurements
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+
+    from underwatt.records import Measurement, WorkloadCost
 
 
 class ReplayDevice:
@@ -43,9 +35,8 @@ class ReplayDevice:
             backend="replay", name=f"{name} (replayed)", id=address, address=address, simulated=True, in_process=True
         )
         self.space = ModeSpace.of_modes(setting.mode for setting in self._by_setting)
-        first = next(m for m in measurements if m.usable)
-        self._mode = first.setting.mode
-        self._batch_size = first.setting.batch_size
+        first = next(m.setting for m in measurements if m.usable)
+        self._mode, self._batch_size = first.mode, first.batch_size
 
     @property
     def batch_sizes(self) -> tuple[int, ...]:
@@ -76,8 +67,7 @@ class ReplayDevice:
 
     def apply(self, mode: PowerMode) -> None:
         """Go to a recorded mode."""
-        wanted = self._mode.with_knobs(**self.space.check(mode).knobs())
-        self._mode = self.space.check(wanted)
+        self._mode = self.space.check(self._mode.with_knobs(**self.space.check(mode).knobs()))
 
     def snapshot(self, mode: PowerMode | None = None) -> dict[str, str]:  # noqa: ARG002 - always all of it
         """The mode that is set."""
@@ -89,13 +79,11 @@ class ReplayDevice:
 
     def run_step(self, cost: WorkloadCost, batch_size: int) -> None:  # noqa: ARG002
         """Let the recorded step time pass; the recorded workload is the one that runs, whatever ``cost`` says."""
-        if Setting(self._mode, batch_size) not in self._by_setting:
-            raise StepError(
-                f"The table does not hold {Setting(self._mode, batch_size)}.",
-                hint="Only recorded settings can be asked.",
-            )
+        setting = Setting(self._mode, batch_size)
+        if setting not in self._by_setting:
+            raise StepError(f"The table does not hold {setting}.", hint="Only recorded settings can be asked.")
         self._batch_size = batch_size
-        measured = self._here()
+        measured = self._by_setting[setting]
         if measured.status is Status.OUT_OF_MEMORY:
             raise OutOfMemoryError(f"Batch size {batch_size} was recorded as out of memory.")
         if measured.status is Status.FAILED:

@@ -18,7 +18,7 @@ from underwatt.testing.devices import DeviceConformance
 if TYPE_CHECKING:
     from pathlib import Path
 
-MODES = [(name, stock.name) for name, spec in BOARDS.items() for stock in spec.stock_modes]
+MODES = [(name, stock) for name, spec in BOARDS.items() for stock in spec.stock_modes]
 
 
 def boot(name: str, root: Path, stock_mode: str | None = None) -> tuple[JetsonDevice, SysfsBoard]:
@@ -37,8 +37,7 @@ class TestVirtualTree(DeviceConformance):
 @pytest.mark.parametrize(("name", "mode"), MODES)
 def test_the_driver_and_the_board_mean_the_same(tmp_path: Path, name: str, mode: str) -> None:
     device, tree = boot(name, tmp_path, mode)
-    stock = BOARDS[name].stock_mode(mode).mode
-    assert device.space.highest == stock
+    assert device.space.highest == BOARDS[name].stock_mode(mode)
     found = dict(device.snapshot())
     for asked in (device.space.lowest, device.space[len(device.space) // 2], device.space.highest):
         device.apply(asked)
@@ -58,11 +57,11 @@ def test_the_driver_and_the_board_mean_the_same(tmp_path: Path, name: str, mode:
 @pytest.mark.parametrize("name", BOARDS)
 def test_the_driver_knows_the_whole_table_of_the_board(tmp_path: Path, name: str) -> None:
     spec = BOARDS[name]
-    most = max(spec.stock_modes, key=lambda stock: sum(stock.mode.knobs().values()))
-    device, _ = boot(name, tmp_path, most.name)
+    most, mode = max(spec.stock_modes.items(), key=lambda stock: sum(stock[1].knobs().values()))
+    device, _ = boot(name, tmp_path, most)
     knobs = {knob.name: knob.values for knob in device.space.knobs}
-    assert knobs["mem_mhz"] == tuple(mhz for mhz in spec.mem_mhz if mhz <= (most.mode.mem_mhz or 0))
-    assert knobs["gpu_mhz"] == pytest.approx([mhz for mhz in spec.gpu_mhz if mhz <= (most.mode.gpu_mhz or 0)])
+    assert knobs["mem_mhz"] == tuple(mhz for mhz in spec.mem_mhz if mhz <= (mode.mem_mhz or 0))
+    assert knobs["gpu_mhz"] == pytest.approx([mhz for mhz in spec.gpu_mhz if mhz <= (mode.gpu_mhz or 0)])
 
 
 @pytest.mark.parametrize("name", BOARDS)

@@ -99,7 +99,7 @@ def test_power_follows_voltage_squared_times_clock() -> None:
 
 
 def test_counted_costs_become_cycles() -> None:
-    board = BoardConstants(1000.0, 10e3, 20.0, 50e3, 100.0, POWER, load_workers=3.0)
+    board = BoardConstants(1000.0, 20.0, 50e3, 100.0, POWER, gpu_cycles_per_kernel=10e3, load_workers=3.0)
     cost = WorkloadCost(2e9, 40e6, 100e6, 300, 1e4, 1e6, 1e7, 1e6)
     constants = board.step_constants(cost)
     assert constants.compute_mcycles_per_sample == pytest.approx(2.0)

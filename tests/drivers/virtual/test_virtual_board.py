@@ -193,7 +193,7 @@ def test_a_simulated_day_of_rest_takes_no_time() -> None:
     assert total_w(board) == pytest.approx(board.power_w, rel=0.1)
 
 
-RAIL = SensorRail("IN", 1, 1, 1, 1, in_total=True, volts=5.0)
+RAIL = SensorRail("1-0040", 0, "IN", 1, 1, 1, 1, in_total=True, volts=5.0)
 EXACT = SensorSpec(window_s=0.1, lag_s=0.6, step_ma=1e-3, noise=0.0)
 
 

@@ -9,8 +9,6 @@ from underwatt.drivers.jetson.device import JetsonDevice
 from underwatt.drivers.jetson.sysfs import Sysfs
 from underwatt.errors import NoDeviceError
 
-__all__ = ["JetsonBackend", "JetsonDevice", "Sysfs", "backend"]
-
 
 class JetsonBackend:
     """Finds the Jetson that this process runs on; opens one under any directory."""
@@ -32,10 +30,8 @@ class JetsonBackend:
         """Open the board, or the directory that looks like one."""
         root = where or self._root
         if not Path(root).is_dir() or not is_jetson(Sysfs(root)):
-            raise NoDeviceError(
-                f"There is no Jetson at {root}.",
-                hint="On a Jetson, check that /proc/device-tree is readable; elsewhere try --device virtual:nano.",
-            )
+            hint = "On a Jetson, check that /proc/device-tree is readable; elsewhere try --device virtual:nano."
+            raise NoDeviceError(f"There is no Jetson at {root}.", hint=hint)
         return JetsonDevice(root)
 
 

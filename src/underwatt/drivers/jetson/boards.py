@@ -47,56 +47,38 @@ class Board:
 
 
 _VDD_IN = ("VDD_IN",)
+_ORIN_RAILS = ("VDD_GPU_SOC", "VDD_CPU_CV", "VIN_SYS_5V0")
+_XAVIER_RAILS = ("GPU", "CPU", "SOC", "CV", "VDDRQ", "SYS5V")
+_NO_SENSOR = "The Jetson Nano 2GB has no power sensor."
+_THOR = "Jetson Thor is supported read-only so far."
 _EMC_NANO = (204.0, 408.0, 665.6, 800.0, 1065.6, 1331.2, 1600.0)
 _EMC_TX2 = (204.0, 408.0, 665.6, 800.0, 1062.4, 1331.2, 1600.0, 1866.0)
 _EMC_XAVIER = (204.0, 408.0, 665.6, 800.0, 1065.6, 1331.2, 1600.0, 1866.0, 2133.0)
 _EMC_ORIN = (204.0, 665.6, 2133.0, 3199.0)
 
 # The first whose pattern is in the model or compatible text: the more specific stand before the more general.
-_BOARDS: tuple[tuple[str, Board], ...] = (
-    (
-        r"nano[ -]2gb|p3541",
-        Board(
-            "nano-2gb",
-            "Jetson Nano 2GB",
-            (),
-            _EMC_NANO,
-            emc_override=True,
-            no_sensor="The Jetson Nano 2GB has no power sensor.",
-        ),
+_BOARDS = {
+    r"nano[ -]2gb|p3541": Board("nano-2gb", "Jetson Nano 2GB", (), _EMC_NANO, emc_override=True, no_sensor=_NO_SENSOR),
+    r"thor|p3834|tegra264": Board("thor", "Jetson AGX Thor", ("VIN",), read_only=_THOR),
+    r"orin[ -]nano|p3767-000[345]": Board("orin-nano", "Jetson Orin Nano", _VDD_IN, _EMC_ORIN),
+    r"orin[ -]nx|p3767": Board("orin-nx", "Jetson Orin NX", _VDD_IN, _EMC_ORIN),
+    r"agx[ -]orin|p3701|p3737": Board("agx-orin", "Jetson AGX Orin", _ORIN_RAILS, _EMC_ORIN),
+    r"xavier[ -]nx|p3668": Board("xavier-nx", "Jetson Xavier NX", _VDD_IN, _EMC_XAVIER),
+    r"agx[ -]xavier|jetson-agx|jetson-xavier|p2888|p2972": Board(
+        "agx-xavier", "Jetson AGX Xavier", _XAVIER_RAILS, _EMC_XAVIER
     ),
-    (
-        r"thor|p3834|tegra264",
-        Board("thor", "Jetson AGX Thor", ("VIN",), read_only="Jetson Thor is supported read-only so far."),
-    ),
-    (r"orin[ -]nano|p3767-000[345]", Board("orin-nano", "Jetson Orin Nano", _VDD_IN, _EMC_ORIN)),
-    (r"orin[ -]nx|p3767", Board("orin-nx", "Jetson Orin NX", _VDD_IN, _EMC_ORIN)),
-    (
-        r"agx[ -]orin|p3701|p3737",
-        Board("agx-orin", "Jetson AGX Orin", ("VDD_GPU_SOC", "VDD_CPU_CV", "VIN_SYS_5V0"), _EMC_ORIN),
-    ),
-    (r"xavier[ -]nx|p3668", Board("xavier-nx", "Jetson Xavier NX", _VDD_IN, _EMC_XAVIER)),
-    (
-        r"agx[ -]xavier|jetson-agx|jetson-xavier|p2888|p2972",
-        Board("agx-xavier", "Jetson AGX Xavier", ("GPU", "CPU", "SOC", "CV", "VDDRQ", "SYS5V"), _EMC_XAVIER),
-    ),
-    (r"tx2[ -]nx|p3636", Board("tx2-nx", "Jetson TX2 NX", _VDD_IN, _EMC_TX2)),
-    (r"tx2|quill|p3310|tegra186", Board("tx2", "Jetson TX2", _VDD_IN, _EMC_TX2)),
-    (
-        r"jetson[ -]nano|p3448|p3450|tegra210",
-        Board("nano", "Jetson Nano", ("POM_5V_IN",), _EMC_NANO, emc_override=True),
-    ),
-)
-KNOWN_TOTALS: tuple[tuple[str, ...], ...] = tuple(
-    dict.fromkeys(board.total_rails for _, board in _BOARDS if board.total_rails)
-)
+    r"tx2[ -]nx|p3636": Board("tx2-nx", "Jetson TX2 NX", _VDD_IN, _EMC_TX2),
+    r"tx2|quill|p3310|tegra186": Board("tx2", "Jetson TX2", _VDD_IN, _EMC_TX2),
+    r"jetson[ -]nano|p3448|p3450|tegra210": Board("nano", "Jetson Nano", ("POM_5V_IN",), _EMC_NANO, emc_override=True),
+}
+KNOWN_TOTALS = tuple(dict.fromkeys(board.total_rails for board in _BOARDS.values() if board.total_rails))
 
 
 def detect_board(sysfs: Sysfs) -> Board:
     """The board that the device tree names; one that is not in the table gets no assumptions."""
     model = sysfs.text_or_empty(MODEL_FILE)
     text = f"{model}\n{sysfs.text_or_empty(COMPATIBLE_FILE)}".lower()
-    for pattern, board in _BOARDS:
+    for pattern, board in _BOARDS.items():
         if re.search(pattern, text):
             return board
     return Board("unknown", model.strip("\0 \n") or "unknown Jetson", ())
@@ -157,13 +139,13 @@ class NvpConf:
 
     def caps(self, mode_id: int | None) -> Caps:
         """What a mode caps; one that is not in the file (a custom one) caps nothing that we know of."""
-        mode = None if mode_id is None else self.modes.get(mode_id)
-        if mode is None:
+        if mode_id is None or mode_id not in self.modes:
             return Caps()
+        values = self.modes[mode_id].values
         cpu_khz: dict[int, int] = {}
         all_cpu_khz: int | None = None
         cores_off: set[int] = set()
-        for (param, arg), text in mode.values.items():
+        for (param, arg), text in values.items():
             core = re.fullmatch(r"CORE_([0-9]{1,4})", arg)
             if param == "CPU_ONLINE" and core and text == "0":
                 cores_off.add(int(core[1]))
@@ -174,22 +156,16 @@ class NvpConf:
                     cpu_khz[int(named[1])] = cap
                 else:
                     all_cpu_khz = min(cap, all_cpu_khz or cap)
-        return Caps(
-            gpu_hz=_cap(mode.values.get(("GPU", "MAX_FREQ"), "")),
-            emc_hz=_cap(mode.values.get(("EMC", "MAX_FREQ"), "")),
-            cpu_khz=cpu_khz,
-            all_cpu_khz=all_cpu_khz,
-            cores_off=frozenset(cores_off - {0}),
-        )
+        gpu_hz, emc_hz = (_cap(values.get((part, "MAX_FREQ"), "")) for part in ("GPU", "EMC"))
+        return Caps(gpu_hz, emc_hz, cpu_khz, all_cpu_khz, frozenset(cores_off - {0}))
 
     def reboot_reasons(self, from_id: int | None, to_id: int) -> tuple[str, ...]:
         """The arguments that differ between two modes and only take effect after a reboot."""
-        before = self.modes.get(from_id) if from_id is not None else None
-        after = self.modes.get(to_id)
-        if before is None or after is None:
+        if from_id is None or from_id not in self.modes or to_id not in self.modes:
             return ()
-        shared = [key for key in before.values.keys() & after.values.keys() if key[1] in _REBOOT_ARGS]
-        return tuple(sorted({key[1] for key in shared if _mask(before.values[key]) != _mask(after.values[key])}))
+        before, after = self.modes[from_id].values, self.modes[to_id].values
+        shared = [key for key in before.keys() & after.keys() if key[1] in _REBOOT_ARGS]
+        return tuple(sorted({key[1] for key in shared if _mask(before[key]) != _mask(after[key])}))
 
 
 def parse_conf(text: str) -> NvpConf:

@@ -31,7 +31,6 @@ if TYPE_CHECKING:
 
     from underwatt.drivers.jetson.boards import Board
 
-JETSON_KNOBS = ("cpu_cores", "cpu_mhz", "gpu_mhz", "mem_mhz")
 _UDEV = {
     "cpu_cores": 'SUBSYSTEM=="cpu", RUN+="/bin/sh -c \'chgrp underwatt /sys%p/online; chmod g+w /sys%p/online\'"',
     "cpu_mhz": 'SUBSYSTEM=="cpu", RUN+="/bin/sh -c \'cd /sys%p/cpufreq && chgrp underwatt scaling_m*_freq && '
@@ -70,16 +69,14 @@ class JetsonDevice:
     def stock_modes(self) -> dict[str, PowerMode]:
         """The modes of nvpmodel.conf, each with every knob at its cap."""
         tables = self._hardware.tables(capped=False)
-        return {
-            mode.name: build_space(tables, self._conf.caps(number)).highest for number, mode in self._conf.modes.items()
-        }
+        return {mode.name: build_space(tables, self._conf.caps(mode.id)).highest for mode in self._conf.modes.values()}
 
     def capabilities(self) -> tuple[Capability, ...]:
         """Its knobs and sensors, which of them this user may use, and what would permit the others."""
         mode_id = active_id(self._sysfs)
         mode = self._conf.modes.get(mode_id) if mode_id is not None else None
-        capped = f"within nvpmodel mode {mode.id} {mode.name}" if mode and self._caps() != Caps() else ""
-        knobs = knob_capabilities(self._sysfs, self._board, self._hardware, self.space, capped)
+        capped = f" (within nvpmodel mode {mode.id} {mode.name})" if mode and self._caps() != Caps() else ""
+        knobs = (self._knob_capability(name, capped) for name in self._hardware.knobs)
         sensors = sensor_capabilities(self._monitor, self._thermal)
         return (*knobs, *sensors, self._nvpmodel_capability(mode_id))
 
@@ -90,19 +87,14 @@ class JetsonDevice:
 
     def read_state(self) -> DeviceState:
         """Clocks as they run, rails, temperatures, throttling; what cannot be read is left out."""
-        cpu, gpu, emc = self._hardware.cpu, self._hardware.gpu, self._hardware.emc
+        cpu, gpu, emc, thermal = self._hardware.cpu, self._hardware.gpu, self._hardware.emc, self._thermal
         running = PowerMode(
             cpu_cores=cpu.running_cores() if cpu else None,
             cpu_mhz=cpu.running_mhz() if cpu else None,
             gpu_mhz=gpu.running_mhz() if gpu else None,
             mem_mhz=emc.running_mhz() if emc else None,
         )
-        return DeviceState(
-            running,
-            rails_w=self._monitor.rails_w(),
-            temperatures_c=self._thermal.temperatures_c(),
-            throttle_reasons=self._thermal.throttle_reasons(),
-        )
+        return DeviceState(running, self._monitor.rails_w(), thermal.temperatures_c(), thermal.throttle_reasons())
 
     def apply(self, mode: PowerMode) -> None:
         """Set the knobs that ``mode`` names and check that they took; what fails midway is put back first."""
@@ -178,17 +170,23 @@ class JetsonDevice:
             return f"Putting back what was changed failed too: {exc.message}"
         return "What had been changed was put back."
 
+    def _knob_capability(self, name: str, capped: str) -> Capability:
+        """What can be done with a knob that a Jetson can have, also where this one lacks it."""
+        knob = self.space.knob(name)
+        if knob is None:
+            return Capability(name, "knob", False, *_why_missing(self._sysfs, self._board, name))
+        blocked = blocked_files(self._sysfs, self._hardware.files_for(name))
+        return Capability(name, "knob", not blocked, f"{_extent(knob)}{capped}", remedy_for(name) if blocked else "")
+
     def _nvpmodel_capability(self, mode_id: int | None) -> Capability:
         if self._conf_error:
-            return Capability(
-                "nvpmodel", "sensor", usable=False, detail=self._conf_error, remedy="Repair /etc/nvpmodel.conf."
-            )
+            return Capability("nvpmodel", "sensor", False, self._conf_error, "Repair /etc/nvpmodel.conf.")
         if mode_id is None:
             detail = "The active nvpmodel mode is not told; no caps are known."
-            return Capability("nvpmodel", "sensor", usable=False, detail=detail, remedy="Set one: sudo nvpmodel -m 0")
+            return Capability("nvpmodel", "sensor", False, detail, "Set one: sudo nvpmodel -m 0")
         mode = self._conf.modes.get(mode_id)
         known = mode.name if mode else "custom: its caps are not known"
-        return Capability("nvpmodel", "sensor", usable=True, detail=f"mode {mode_id} ({known}) is active")
+        return Capability("nvpmodel", "sensor", True, f"mode {mode_id} ({known}) is active")
 
 
 def _conf_or_error(sysfs: Sysfs) -> tuple[NvpConf, str]:
@@ -218,7 +216,7 @@ def build_space(tables: Tables, caps: Caps) -> ModeSpace:
 
 def blocked_files(sysfs: Sysfs, files: tuple[str, ...]) -> tuple[str, ...]:
     """The files that this user may not both read and write."""
-    return tuple(path for path in files if not (sysfs.writable(path) and sysfs.readable(path)))
+    return tuple(path for path in files if not sysfs.settable(path))
 
 
 def remedy_for(knob: str) -> str:
@@ -240,10 +238,8 @@ def require_writable(sysfs: Sysfs, hardware: Hardware, knobs: tuple[str, ...]) -
         files = hardware.files_for(knob)
         gone = [path for path in files if sysfs.presence(path) is Presence.ABSENT]
         if gone:
-            raise ApplyError(
-                f"Cannot set {knob}: {sysfs.full(gone[0])} is missing.",
-                hint="Its driver may have been unloaded; 'underwatt devices' shows what is there.",
-            )
+            hint = "Its driver may have been unloaded; 'underwatt devices' shows what is there."
+            raise ApplyError(f"Cannot set {knob}: {sysfs.full(gone[0])} is missing.", hint=hint)
         blocked = blocked_files(sysfs, files)
         if blocked:
             more = f" and {len(blocked) - 1} more" if len(blocked) > 1 else ""
@@ -253,40 +249,18 @@ def require_writable(sysfs: Sysfs, hardware: Hardware, knobs: tuple[str, ...]) -
             )
 
 
-def knob_capabilities(
-    sysfs: Sysfs, board: Board, hardware: Hardware, space: ModeSpace, capped: str
-) -> tuple[Capability, ...]:
-    """One entry for each knob a Jetson can have, also for those this one lacks."""
-    found = []
-    for name in JETSON_KNOBS:
-        knob = space.knob(name)
-        if knob is None:
-            detail, remedy = _why_missing(sysfs, board, name)
-            found.append(Capability(name, "knob", usable=False, detail=detail, remedy=remedy))
-            continue
-        blocked = blocked_files(sysfs, hardware.files_for(name))
-        detail = f"{_extent(knob)}{f' ({capped})' if capped else ''}"
-        found.append(Capability(name, "knob", not blocked, detail, remedy_for(name) if blocked else ""))
-    return tuple(found)
-
-
 def sensor_capabilities(monitor: PowerMonitor, thermal: ThermalZones) -> tuple[Capability, ...]:
     """Power and temperature, tried by reading them."""
     try:
         monitor.total_w()
         rails = " + ".join(rail.name for rail in monitor.total_rails())
-        power = Capability("power", "sensor", usable=True, detail=f"total of {rails}")
+        power = Capability("power", "sensor", True, f"total of {rails}")
     except DeviceError as exc:
-        power = Capability("power", "sensor", usable=False, detail=exc.message, remedy=exc.hint)
-    zones = ", ".join(thermal.temperatures_c())
-    temperature = Capability(
-        "temperature",
-        "sensor",
-        usable=bool(zones),
-        detail=zones or "No thermal zone can be read.",
-        remedy="" if zones else "In a container, mount /sys.",
-    )
-    return power, temperature
+        power = Capability("power", "sensor", False, exc.message, exc.hint)
+    if zones := ", ".join(thermal.temperatures_c()):
+        return power, Capability("temperature", "sensor", True, zones)
+    detail, remedy = "No thermal zone can be read.", "In a container, mount /sys."
+    return power, Capability("temperature", "sensor", False, detail, remedy)
 
 
 def _extent(knob: Knob) -> str:
@@ -304,9 +278,10 @@ def _why_missing(sysfs: Sysfs, board: Board, name: str) -> tuple[str, str]:
         wake = f"echo 0 | sudo tee {sysfs.full(gate)}" if gate else "start any CUDA program"
         return "No devfreq node of a GPU was found; it may be powered down.", f"Wake it: {wake}."
     if name == "mem_mhz":
-        if sysfs.presence(f"{DEBUGFS}/clk") is Presence.ABSENT:
+        clocks = sysfs.presence(f"{DEBUGFS}/clk")
+        if clocks is Presence.ABSENT:
             return "debugfs is not mounted.", "Mount it: sudo mount -t debugfs none /sys/kernel/debug."
-        if sysfs.presence(f"{DEBUGFS}/clk") is Presence.HIDDEN:
+        if clocks is Presence.HIDDEN:
             return "Only root may see the memory clocks of this board.", remedy_for(name)
         return "This board's memory clocks are not known or cannot be pinned.", "The other knobs still work."
     return "The kernel offers no such control here.", "In a container, mount /sys."

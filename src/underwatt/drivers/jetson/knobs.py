@@ -15,7 +15,7 @@ from underwatt.drivers.jetson.sysfs import Presence, write_range
 from underwatt.errors import DeviceError, ModeError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Collection, Mapping
 
     from underwatt.drivers.jetson.boards import Board, Caps
     from underwatt.drivers.jetson.sysfs import Sysfs
@@ -196,19 +196,10 @@ class EmcNode:
     running: str
 
 
-BPMP = EmcNode(
-    rate=f"{DEBUGFS}/bpmp/debug/clk/emc/rate",
-    lock=f"{DEBUGFS}/bpmp/debug/clk/emc/mrq_rate_locked",
-    low=f"{DEBUGFS}/bpmp/debug/clk/emc/min_rate",
-    high=f"{DEBUGFS}/bpmp/debug/clk/emc/max_rate",
-    running=f"{DEBUGFS}/bpmp/debug/clk/emc/rate",
-)
+_BPMP, _CLK, _BWM = f"{DEBUGFS}/bpmp/debug/clk/emc", f"{DEBUGFS}/clk/override.emc", f"{DEBUGFS}/tegra_bwmgr"
+BPMP = EmcNode(f"{_BPMP}/rate", f"{_BPMP}/mrq_rate_locked", f"{_BPMP}/min_rate", f"{_BPMP}/max_rate", f"{_BPMP}/rate")
 OVERRIDE = EmcNode(
-    rate=f"{DEBUGFS}/clk/override.emc/clk_update_rate",
-    lock=f"{DEBUGFS}/clk/override.emc/clk_state",
-    low=f"{DEBUGFS}/tegra_bwmgr/emc_min_rate",
-    high=f"{DEBUGFS}/tegra_bwmgr/emc_max_rate",
-    running=f"{DEBUGFS}/clk/override.emc/clk_rate",
+    f"{_CLK}/clk_update_rate", f"{_CLK}/clk_state", f"{_BWM}/emc_min_rate", f"{_BWM}/emc_max_rate", f"{_CLK}/clk_rate"
 )
 
 
@@ -284,6 +275,7 @@ class Hardware:
     gpu: Gpu | None
     cpu: Cpu | None
     emc: Emc | None
+    knobs: ClassVar = ("cpu_cores", "cpu_mhz", "gpu_mhz", "mem_mhz")
 
     @classmethod
     def find(cls, sysfs: Sysfs, board: Board) -> Hardware:
@@ -306,19 +298,14 @@ class Hardware:
 
     def files(self) -> tuple[str, ...]:
         """Every file that setting a mode could change, as far as it shows now."""
-        cpu = (*self.cpu.online_files, *self.clock_files()) if self.cpu else ()
-        return (*cpu, *(self.gpu.files if self.gpu else ()), *(self.emc.files if self.emc else ()))
-
-    def clock_files(self) -> tuple[str, ...]:
-        """The files that set the CPU clocks, of the clusters that show now."""
-        return tuple(file for cluster in self.cpu.clusters() for file in cluster.files) if self.cpu else ()
+        return tuple(file for knob in self.knobs for file in self.files_for(knob))
 
     def files_for(self, knob: str) -> tuple[str, ...]:
-        """The files that one knob writes."""
+        """The files that one knob writes; of CPU clocks, those of the clusters that show now."""
         if knob == "cpu_cores" and self.cpu:
             return self.cpu.online_files
-        if knob == "cpu_mhz":
-            return self.clock_files()
+        if knob == "cpu_mhz" and self.cpu:
+            return tuple(file for cluster in self.cpu.clusters() for file in cluster.files)
         part = {"gpu_mhz": self.gpu, "mem_mhz": self.emc}.get(knob)
         return part.files if part else ()
 
@@ -342,11 +329,10 @@ class Hardware:
                 self.cpu.switch(core, on=False)
 
 
-def nearest_not_above(table: Iterable[int], value: int, cap: int | None = None) -> int:
+def nearest_not_above(table: Collection[int], value: int, cap: int | None = None) -> int:
     """The largest entry that is not above ``value`` nor ``cap``, or the smallest there is."""
-    ordered = sorted(table)
     ceiling = value if cap is None else min(value, cap)
-    return max((entry for entry in ordered if entry <= ceiling), default=ordered[0])
+    return max((entry for entry in table if entry <= ceiling), default=min(table))
 
 
 def _entry(table: tuple[int, ...], value: float) -> int:

@@ -10,6 +10,8 @@ from underwatt.drivers.jetson.boards import KNOWN_TOTALS, Board
 from underwatt.errors import DeviceError, SensorError
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from underwatt.drivers.jetson.sysfs import Sysfs
 
 MAX_PLAUSIBLE_W = 1000.0  # ten times what any Jetson can draw
@@ -59,10 +61,8 @@ def total_of(board: Board, rails: tuple[PowerRail, ...]) -> tuple[PowerRail, ...
         raise SensorError(board.no_sensor, hint="Use an external meter, or plan with a profile of the 4 GB board.")
     by_name = {rail.name: rail for rail in rails}
     if not by_name:
-        raise SensorError(
-            f"No power sensor found on this {board.name}.",
-            hint="Check that the ina3221 driver is loaded and, in a container, that /sys is mounted.",
-        )
+        hint = "Check that the ina3221 driver is loaded and, in a container, that /sys is mounted."
+        raise SensorError(f"No power sensor found on this {board.name}.", hint=hint)
     for names in (board.total_rails,) if board.total_rails else KNOWN_TOTALS:
         if all(name in by_name for name in names):
             return tuple(by_name[name] for name in names)
@@ -97,10 +97,8 @@ class PowerMonitor:
         try:
             power_w = sum([self._rail_w(rail) for rail in self.total_rails()])
             if power_w <= 0:
-                raise SensorError(
-                    "The power sensor reads zero watts, which no running board draws.",
-                    hint="Its driver may be suspended; look into dmesg.",
-                )
+                hint = "Its driver may be suspended; look into dmesg."
+                raise SensorError("The power sensor reads zero watts, which no running board draws.", hint=hint)
         except DeviceError:
             # A driver that comes back may have another hwmon number.
             self._rails, self._total = (), None
@@ -123,26 +121,20 @@ class PowerMonitor:
         return self._rails
 
     def _rail_w(self, rail: PowerRail) -> float:
-        power_w = rail.watts_per_unit
+        power_w, reads = rail.watts_per_unit, f"The power sensor of rail {rail.name} reads"
         for file in rail.files:
             value = self._sysfs.read_int(file)
             # Checked one by one: the product of two negative readings would look sound.
             if value < -MAX_OFFSET:
-                raise SensorError(
-                    f"The power sensor of rail {rail.name} reads {value} in {self._sysfs.full(file)}.",
-                    hint="A negative reading is garbage; look into dmesg.",
-                )
+                hint = "A negative reading is garbage; look into dmesg."
+                raise SensorError(f"{reads} {value} in {self._sysfs.full(file)}.", hint=hint)
             if value <= 0 and file.rsplit("/", 1)[-1].startswith("in") and len(rail.files) > 1:
-                raise SensorError(
-                    f"The power sensor of rail {rail.name} reads {value} mV.",
-                    hint="A rail without voltage would be missing from the total; look into dmesg.",
-                )
+                hint = "A rail without voltage would be missing from the total; look into dmesg."
+                raise SensorError(f"{reads} {value} mV.", hint=hint)
             power_w *= value
         if power_w > MAX_PLAUSIBLE_W:
-            raise SensorError(
-                f"The power sensor of rail {rail.name} reads {power_w:g} W, more than any Jetson can draw.",
-                hint="A saturated or disconnected sensor does that; look into dmesg.",
-            )
+            hint = "A saturated or disconnected sensor does that; look into dmesg."
+            raise SensorError(f"{reads} {power_w:g} W, more than any Jetson can draw.", hint=hint)
         return power_w
 
 
@@ -169,17 +161,14 @@ class ThermalZones:
         """Cooling devices that hold something back now, and over-current events since the last call."""
         return (*self._cooling(), *self._over_current())
 
-    def _cooling(self) -> tuple[str, ...]:
-        reasons = []
+    def _cooling(self) -> Iterator[str]:
         for device in self._sysfs.glob("sys/class/thermal/cooling_device*"):
             name = _label(self._sysfs, f"{device}/type")
             state = self._sysfs.int_or_none(f"{device}/cur_state") or 0
             if name and state > 0 and not any(word in name for word in _NO_THROTTLE):
-                reasons.append(f"thermal: {name} at {state}")
-        return tuple(reasons)
+                yield f"thermal: {name} at {state}"
 
-    def _over_current(self) -> tuple[str, ...]:
-        reasons = []
+    def _over_current(self) -> Iterator[str]:
         for path in self._sysfs.glob("sys/class/hwmon/hwmon*/oc[0-9]*_event_cnt"):
             count = self._sysfs.int_or_none(path)
             if count is None:
@@ -189,5 +178,4 @@ class ThermalZones:
             self._events[path] = count
             if new > 0:
                 name = path.rsplit("/", 1)[1].removesuffix("_event_cnt").upper()
-                reasons.append(f"over-current: {name} ({new} events)")
-        return tuple(reasons)
+                yield f"over-current: {name} ({new} events)"

@@ -62,10 +62,8 @@ class Sysfs:
         try:
             return int(text)
         except ValueError:
-            raise SensorError(
-                f"{self.full(path)} holds {text[:40]!r}, which is not a number.",
-                hint="Its driver may be unloading or broken; look into dmesg.",
-            ) from None
+            hint = "Its driver may be unloading or broken; look into dmesg."
+            raise SensorError(f"{self.full(path)} holds {text[:40]!r}, which is not a number.", hint=hint) from None
 
     def read_ints(self, path: str) -> tuple[int, ...]:
         """The whole numbers in a file, ascending, each once."""
@@ -124,13 +122,9 @@ class Sysfs:
         """Whether a file is known to be there."""
         return self.presence(path) is Presence.PRESENT
 
-    def writable(self, path: str) -> bool:
-        """Whether this user may write the file, asked without writing it."""
-        return os.access(self.full(path), os.W_OK)
-
-    def readable(self, path: str) -> bool:
-        """Whether this user may read the file."""
-        return os.access(self.full(path), os.R_OK)
+    def settable(self, path: str) -> bool:
+        """Whether this user may read and write the file, asked without writing it."""
+        return os.access(self.full(path), os.R_OK | os.W_OK)
 
     def _pull(self, path: str) -> bytes:
         handle = os.open(self.full(path), os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)

@@ -7,8 +7,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from underwatt.drivers.virtual.device import VirtualJetson
 
-USUAL_BOARD = "nano"
-
 
 class VirtualBackend:
     """Opens ``virtual:nano``, ``virtual:orin-agx?seed=3`` and the like; never chosen unless named."""
@@ -29,9 +27,7 @@ class VirtualBackend:
         """A new virtual board; ``where`` is its name, with ``?seed=N`` for another course of noise."""
         from underwatt.drivers.virtual.device import open_virtual
 
-        return open_virtual(where or USUAL_BOARD)
+        return open_virtual(where or "nano")
 
 
 backend = VirtualBackend()
-
-__all__ = ["VirtualBackend", "backend"]

@@ -28,6 +28,7 @@ ROOM_C = 25.0
 STEP_NOISE = 0.01  # of each step's time
 POWER_NOISE = 0.015  # of each step's dynamic power
 THROTTLE_PERIOD_S = 1.0  # how often the kernel's governor looks at the temperature
+RECOVER_C = 5.0  # so far below the temperature at which it slows the GPU, it sets it free
 _ROUNDING_S = 1e-9  # sums of decimal seconds miss whole ones by less than this
 STALL_WORTH_SEEING = 0.02  # shorter waits for data are not played out on their own
 
@@ -46,7 +47,7 @@ class VirtualClock:
 
     def every(self, period_s: float, call: Callable[[], None]) -> Timer:
         """Call at each multiple of ``period_s`` from now on."""
-        timer = _VirtualTimer(self, self._now_s, period_s, call)
+        timer = _VirtualTimer(self._timers, self._now_s, period_s, call)
         self._timers.append(timer)
         return timer
 
@@ -75,23 +76,25 @@ class VirtualClock:
                 mover(seconds)
 
 
+@dataclass(eq=False)
 class _VirtualTimer:
-    def __init__(self, clock: VirtualClock, due_s: float, period_s: float, call: Callable[[], None]) -> None:
-        self.due_s = due_s
-        self._start_s = due_s
-        self._fired = 0
-        self._clock = clock
-        self._period_s = period_s
-        self._call = call
+    timers: list[_VirtualTimer]
+    start_s: float
+    period_s: float
+    call: Callable[[], None]
+    fired: int = 0
+
+    @property
+    def due_s(self) -> float:
+        return self.start_s + self.fired * self.period_s
 
     def fire(self) -> None:
-        self._fired += 1
-        self.due_s = self._start_s + self._fired * self._period_s
-        self._call()
+        self.fired += 1
+        self.call()
 
     def cancel(self) -> None:
-        if self in self._clock._timers:
-            self._clock._timers.remove(self)
+        if self in self.timers:
+            self.timers.remove(self)
 
 
 class AveragingSensor:
@@ -131,8 +134,8 @@ class AveragingSensor:
 
     def readings(self) -> dict[str, tuple[int, int]]:
         """Millivolts and milliamperes of each rail, as last published."""
-        pairs = zip(self._millivolts, self._milliamps, strict=True)
-        return {rail.name: pair for rail, pair in zip(self._rails, pairs, strict=True)}
+        columns = zip(self._rails, self._millivolts, self._milliamps, strict=True)
+        return {rail.name: (mv, ma) for rail, mv, ma in columns}
 
     def watts(self) -> dict[str, float]:
         """Watts of each rail, as last published."""
@@ -168,21 +171,11 @@ class Watts(NamedTuple):
         return cls(float(power.static_w), float(power.gpu_w), float(power.cpu_w), float(power.mem_w))
 
 
-@dataclass(frozen=True, slots=True)
-class Phase:
+class Phase(NamedTuple):
     """A stretch of a step during which power is steady."""
 
     seconds: float
     watts: Watts
-
-
-@dataclass(frozen=True, slots=True)
-class Disturbance:
-    """Something else that happens to the board: another process, or a change of the weather."""
-
-    extra_w: float = 0.0
-    slow_factor: float = 1.0
-    ambient_c: float = ROOM_C
 
 
 class VirtualBoard:
@@ -193,12 +186,12 @@ class VirtualBoard:
         self.seed = seed
         self.clock = clock or VirtualClock()
         self.space = spec.space
-        self.mode: PowerMode = spec.stock_mode(spec.default_mode).mode
-        self.temperature_c = ROOM_C
+        self.mode = spec.stock_mode(spec.default_mode)
+        self.temperature_c = ROOM_C  # until what it draws is known
         self.energy_j = 0.0  # truly drawn since the start; no sensor knows it
         self._steps_down = 0  # how many GPU clocks lower than asked for, because of heat
         self._next_look_s = self.clock.now_s() + THROTTLE_PERIOD_S
-        self._disturbance = Disturbance()
+        self._extra_w, self._slow_factor, self._ambient_c = 0.0, 1.0, ROOM_C
         self._random = Random(seed)
         self._phases: dict[tuple[WorkloadCost, PowerMode, int], tuple[Phase, ...]] = {}
         self._idle: dict[PowerMode, Watts] = {}
@@ -217,13 +210,12 @@ class VirtualBoard:
     def run_step(self, cost: WorkloadCost, batch_size: int) -> None:
         """Train one step: time passes, power is drawn, heat is made."""
         self.check_memory(cost, batch_size)
-        slow = self._disturbance.slow_factor * self._random.lognormvariate(-(STEP_NOISE**2) / 2, STEP_NOISE)
+        slow = self._slow_factor * self._random.lognormvariate(-(STEP_NOISE**2) / 2, STEP_NOISE)
         noise = self._random.gauss(1.0, POWER_NOISE)
         try:
-            for phase in self._step_phases(cost, self.running, batch_size):
-                static, gpu, cpu, mem = phase.watts
+            for seconds, (static, gpu, cpu, mem) in self._step_phases(cost, self.running, batch_size):
                 self._phase = Watts(static, noise * gpu, noise * cpu, noise * mem)
-                self.clock.advance(phase.seconds * slow)
+                self.clock.advance(seconds * slow)
         finally:
             self._phase = None
 
@@ -241,10 +233,10 @@ class VirtualBoard:
             )
 
     def disturb(self, *, extra_w: float = 0.0, slow_factor: float = 1.0, ambient_c: float = ROOM_C) -> None:
-        """Let something else happen from now on; ``disturb()`` ends it."""
+        """Let something else happen from now on, another process or a change of weather; ``disturb()`` ends it."""
         if extra_w < 0 or slow_factor < 1:
             raise InputError("A disturbance adds watts and time; it takes none away.")
-        self._disturbance = Disturbance(extra_w, slow_factor, ambient_c)
+        self._extra_w, self._slow_factor, self._ambient_c = extra_w, slow_factor, ambient_c
 
     # What can be seen of it
 
@@ -271,16 +263,14 @@ class VirtualBoard:
 
     def true_step_s(self, cost: WorkloadCost, mode: PowerMode, batch_size: int) -> float:
         """Mean time of an undisturbed, unthrottled step."""
-        times, _ = self._model(cost, mode, batch_size)
-        return float(times.step_s)
+        return float(self._model(cost, mode, batch_size)[0].step_s)
 
     def true_power_w(
         self, cost: WorkloadCost, mode: PowerMode, batch_size: int, *, temperature_c: float = REFERENCE_C
     ) -> float:
         """Mean watts while training undisturbed at a board temperature."""
         _, power = self._model(cost, mode, batch_size)
-        dynamic_w = power.total_w - power.static_w
-        return float(power.static_w * self._leakage(temperature_c) + dynamic_w)
+        return float(power.static_w * self._leakage(temperature_c) + (power.total_w - power.static_w))
 
     # How it lives
 
@@ -303,14 +293,14 @@ class VirtualBoard:
         power_w = self.power_w
         self.sensor.live(seconds, self._rails_w())
         self.energy_j += seconds * power_w
-        final_c = self._disturbance.ambient_c + thermal.resistance_c_per_w * power_w
+        final_c = self._ambient_c + thermal.resistance_c_per_w * power_w
         decay = math.exp(-seconds / (thermal.resistance_c_per_w * thermal.capacity_j_per_c))
         self.temperature_c = final_c + (self.temperature_c - final_c) * decay
 
     def _may_throttle(self) -> bool:
         """Whether temperature can cross a limit soon; if not, any stretch of time is passed in one go."""
         thermal = self.spec.thermal
-        final_c = self._disturbance.ambient_c + thermal.resistance_c_per_w * self.power_w
+        final_c = self._ambient_c + thermal.resistance_c_per_w * self.power_w
         return self._steps_down > 0 or max(final_c, self.temperature_c) >= thermal.throttle_c
 
     def _look_at_temperature(self) -> None:
@@ -318,7 +308,7 @@ class VirtualBoard:
         lowest = self.spec.gpu_mhz.index(self.mode.gpu_mhz) if self.mode.gpu_mhz is not None else 0
         if self.temperature_c >= thermal.throttle_c:
             self._steps_down = min(self._steps_down + 1, lowest)
-        elif self.temperature_c < thermal.recover_c:
+        elif self.temperature_c < thermal.throttle_c - RECOVER_C:
             self._steps_down = max(self._steps_down - 1, 0)
 
     def _leakage(self, temperature_c: float) -> float:
@@ -327,7 +317,7 @@ class VirtualBoard:
     def _watts_now(self) -> Watts:
         """What each part draws at this moment; another process is taken to draw on the GPU."""
         static, gpu, cpu, mem = self._phase or self._idle_watts(self.running)
-        return Watts(static * self._leakage(self.temperature_c), gpu + self._disturbance.extra_w, cpu, mem)
+        return Watts(static * self._leakage(self.temperature_c), gpu + self._extra_w, cpu, mem)
 
     def _rails_w(self) -> list[float]:
         static, gpu, cpu, mem = self._watts_now()
@@ -336,14 +326,12 @@ class VirtualBoard:
     # The physics, evaluated once for each thing that can be asked
 
     def _model(self, cost: WorkloadCost, mode: PowerMode, batch_size: int) -> tuple[StepTimes, PowerParts]:
-        clocks = self._clocks(mode)
-        physics = self.spec.physics
+        clocks, physics = self._clocks(mode), self.spec.physics
         times = step_times(physics.step_constants(cost), clocks, float(batch_size))
         return times, step_power(physics.power, clocks, times)
 
     def _clocks(self, mode: PowerMode) -> Clocks:
-        whole = self.mode.with_knobs(**self.space.check(mode).knobs())
-        knobs = whole.knobs()
+        knobs = self.mode.knobs() | self.space.check(mode).knobs()
         return Clocks(*(np.asarray(float(knobs[name])) for name in ("cpu_cores", "cpu_mhz", "gpu_mhz", "mem_mhz")))
 
     def _idle_watts(self, mode: PowerMode) -> Watts:
@@ -365,10 +353,7 @@ def _phases(times: StepTimes, mean: Watts, idle: Watts) -> tuple[Phase, ...]:
     wait_s = step_s - work_s
     if wait_s < STALL_WORTH_SEEING * step_s:
         return (Phase(step_s, mean),)
-
-    def working(mean_w: float, idle_w: float) -> float:
-        return idle_w + (mean_w - idle_w) * (step_s / work_s)
-
+    more = step_s / work_s
     waiting = mean._replace(gpu=idle.gpu, mem=idle.mem)
-    work = mean._replace(gpu=working(mean.gpu, idle.gpu), mem=working(mean.mem, idle.mem))
+    work = mean._replace(gpu=idle.gpu + (mean.gpu - idle.gpu) * more, mem=idle.mem + (mean.mem - idle.mem) * more)
     return (Phase(wait_s, waiting), Phase(work_s, work))

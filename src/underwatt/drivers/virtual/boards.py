@@ -12,12 +12,15 @@ need a reboot, are left out.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from underwatt.device.space import ModeSpace
 from underwatt.drivers.virtual.physics import BoardConstants, ClockedPart, PowerConstants
 from underwatt.errors import InputError
 from underwatt.records import PowerMode
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 GIB = 2.0**30
 REFERENCE_C = 45.0  # the temperature at which static_w is meant
@@ -30,6 +33,8 @@ class SensorRail:
     A rail outside the total is fed by another one, so that adding it would count its power twice.
     """
 
+    chip: str  # its i2c address
+    channel: int  # from 0; channels without a rail are not connected
     name: str
     static: float
     gpu: float
@@ -49,32 +54,19 @@ class SensorSpec:
     noise: float  # relative, of each published value
 
 
+# Data sheet of the INA3221: 40 µV a step across the shunt; published averages follow a load change in about 2 s.
+_SHUNT_5_MOHM = SensorSpec(window_s=0.1, lag_s=0.6, step_ma=8.0, noise=0.01)
+_SHUNT_2_MOHM = SensorSpec(window_s=0.1, lag_s=0.6, step_ma=20.0, noise=0.01)
+
+
 @dataclass(frozen=True, slots=True)
 class ThermalSpec:
-    """One body with one way out for its heat, and the temperatures at which its GPU is slowed and set free."""
+    """One body with one way out for its heat, and the temperature at which its GPU is slowed."""
 
     resistance_c_per_w: float
     capacity_j_per_c: float
     throttle_c: float
-    recover_c: float
     leakage_per_c: float  # growth of static power for each degree above REFERENCE_C
-
-
-@dataclass(frozen=True, slots=True)
-class StockMode:
-    """A mode of the vendor's nvpmodel, the baseline of a user without Underwatt; the watts in a name are no promise."""
-
-    id: int
-    name: str
-    cpu_cores: int
-    cpu_mhz: float
-    gpu_mhz: float
-    mem_mhz: float
-
-    @property
-    def mode(self) -> PowerMode:
-        """It as a power mode."""
-        return PowerMode(self.cpu_cores, self.cpu_mhz, self.gpu_mhz, self.mem_mhz)
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +79,6 @@ class SysfsNames:
     gpu_path: str  # below sys/devices; the device tree's name of the GPU is what follows the last dot
     gpu_compatible: str
     clusters: tuple[tuple[int, ...], ...]  # cores that share a clock
-    sensor_chips: tuple[tuple[str, tuple[str, ...]], ...]  # i2c address, rail of each channel
     emc: Literal["bpmp", "override"] = "bpmp"  # through the boot processor, or as on Nano
 
 
@@ -105,11 +96,12 @@ class BoardSpec:
     reserved_bytes: float  # system, CUDA context and framework, before a job allocates anything
     physics: BoardConstants
     rails: tuple[SensorRail, ...]
-    sensor: SensorSpec
     thermal: ThermalSpec
-    stock_modes: tuple[StockMode, ...]
-    default_mode: str  # the name of the stock mode it starts in
+    # Of the vendor's nvpmodel, in its order: the baseline of a user without Underwatt. Watts in a name are no promise.
+    stock_modes: Mapping[str, PowerMode]
+    default_mode: str  # the stock mode it starts in
     sysfs: SysfsNames
+    sensor: SensorSpec = _SHUNT_5_MOHM
 
     @property
     def space(self) -> ModeSpace:
@@ -118,18 +110,13 @@ class BoardSpec:
         values = {"cpu_cores": cores, "cpu_mhz": self.cpu_mhz, "gpu_mhz": self.gpu_mhz, "mem_mhz": self.mem_mhz}
         return ModeSpace.of_values(values)
 
-    def stock_mode(self, name: str) -> StockMode:
+    def stock_mode(self, name: str) -> PowerMode:
         """The stock mode of that name."""
-        for stock in self.stock_modes:
-            if stock.name == name:
-                return stock
-        names = ", ".join(stock.name for stock in self.stock_modes)
-        raise InputError(f"{self.title} has no stock mode {name!r}.", hint=f"It has: {names}.")
+        if name not in self.stock_modes:
+            names = ", ".join(self.stock_modes)
+            raise InputError(f"{self.title} has no stock mode {name!r}.", hint=f"It has: {names}.")
+        return self.stock_modes[name]
 
-
-# Data sheet of the INA3221: 40 µV a step across the shunt; published averages follow a load change in about 2 s.
-_SHUNT_5_MOHM = SensorSpec(window_s=0.1, lag_s=0.6, step_ma=8.0, noise=0.01)
-_SHUNT_2_MOHM = SensorSpec(window_s=0.1, lag_s=0.6, step_ma=20.0, noise=0.01)
 
 # Share of the peak bus rate that training reaches: counted bytes of ResNet-18 over fitted memory cycles: 0.41 on AGX
 # Orin and 0.40 on Orin Nano.
@@ -140,8 +127,6 @@ _AMPERE_SHARE, _OLDER_SHARE = 0.81, 0.65
 # Fitted launch cycles over counted operations are about 200,000 on Cortex-A78AE (MobileNetV3 training, inference of
 # both networks): an operation is Python, autograd and one or more launches. Other cores by work per cycle.
 _LAUNCH_CYCLES = 200e3
-# Fitted on the two inference tables, which vary the batch size: 8,000 and 18,000; an H200 gives about 7,000.
-_GPU_CYCLES_PER_KERNEL = 12e3
 
 
 def _steps(first_mhz: float, step_mhz: float, count: int, *more_mhz: float) -> tuple[float, ...]:
@@ -171,27 +156,22 @@ NANO = BoardSpec(
     reserved_bytes=1.9 * GIB,  # estimated: headless system 0.4, CUDA and cuDNN 1.0, PyTorch 0.5
     physics=BoardConstants(
         flops_per_gpu_cycle=_OLDER_SHARE * 128 * 2,  # data sheet: 128 Maxwell lanes
-        gpu_cycles_per_kernel=_GPU_CYCLES_PER_KERNEL,
         bytes_per_mem_cycle=_BUS_SHARE * 16,  # data sheet: 64-bit LPDDR4, 25.6 GB/s at 1600 MHz
         launch_cycles_per_kernel=2.0 * _LAUNCH_CYCLES,  # Cortex-A57 does about half the work of an A78 in a cycle
         load_cycles_per_byte=2.0 * 50,
         load_core_exponent=1.1,
-        power=PowerConstants(  # estimated within the 5 to 10 W of the data sheet; idle about 2 W
-            static_w=1.7, gpu=_logic(4.2, 921.6), cpu_core=_logic(0.55, 1479.0), mem=_memory(2.4, 1600.0, 0.15)
-        ),
+        # Estimated within the 5 to 10 W of the data sheet; idle about 2 W
+        power=PowerConstants(1.7, _logic(4.2, 921.6), _logic(0.55, 1479.0), _memory(2.4, 1600.0, 0.15)),
     ),
     rails=(
-        SensorRail("POM_5V_IN", 1.0, 1.0, 1.0, 1.0, in_total=True, volts=5.0),
-        SensorRail("POM_5V_GPU", 0.05, 1.0, 0.0, 0.0, in_total=False, volts=5.0),
-        SensorRail("POM_5V_CPU", 0.10, 0.0, 1.0, 0.0, in_total=False, volts=5.0),
+        SensorRail("6-0040", 0, "POM_5V_IN", 1.0, 1.0, 1.0, 1.0, in_total=True, volts=5.0),
+        SensorRail("6-0040", 1, "POM_5V_GPU", 0.05, 1.0, 0.0, 0.0, in_total=False, volts=5.0),
+        SensorRail("6-0040", 2, "POM_5V_CPU", 0.10, 0.0, 1.0, 0.0, in_total=False, volts=5.0),
     ),
     sensor=_SHUNT_5_MOHM,  # developer kit schematic: 5 mΩ
     # Passive heat sink: estimated from about 40 °C above the room at 9 W after some minutes. Trip: thermal guide.
-    thermal=ThermalSpec(4.5, 60.0, throttle_c=97.0, recover_c=92.0, leakage_per_c=0.004),
-    stock_modes=(
-        StockMode(0, "MAXN", 4, 1479.0, 921.6, 1600.0),
-        StockMode(1, "5W", 2, 921.6, 614.4, 1600.0),
-    ),
+    thermal=ThermalSpec(4.5, 60.0, throttle_c=97.0, leakage_per_c=0.004),
+    stock_modes={"MAXN": PowerMode(4, 1479.0, 921.6, 1600.0), "5W": PowerMode(2, 921.6, 614.4, 1600.0)},
     default_mode="MAXN",
     sysfs=SysfsNames(
         model="NVIDIA Jetson Nano Developer Kit",
@@ -200,7 +180,6 @@ NANO = BoardSpec(
         gpu_path="57000000.gpu",
         gpu_compatible="nvidia,tegra210-gm20b",
         clusters=((0, 1, 2, 3),),
-        sensor_chips=(("6-0040", ("POM_5V_IN", "POM_5V_GPU", "POM_5V_CPU")),),
         emc="override",
     ),
 )
@@ -210,42 +189,34 @@ TX2_NX = BoardSpec(
     title="Virtual Jetson TX2 NX",
     cpu_cores=6,
     cpu_mhz=_steps(345.6, 153.6, 12),
-    gpu_mhz=(
-        *(114.75, 216.75, 318.75, 420.75, 522.75, 624.75, 726.75),
-        *(854.25, 930.75, 1032.75, 1122.0, 1236.75, 1300.5),
-    ),
+    gpu_mhz=_steps(114.75, 102.0, 7, 854.25, 930.75, 1032.75, 1122.0, 1236.75, 1300.5),
     mem_mhz=(204.0, 408.0, 665.6, 800.0, 1062.4, 1331.2, 1600.0),
     memory_bytes=4 * GIB,
     reserved_bytes=1.7 * GIB,  # estimated as for Nano, with less for the display
     physics=BoardConstants(
         flops_per_gpu_cycle=_OLDER_SHARE * 256 * 2,  # data sheet: 256 Pascal lanes
-        gpu_cycles_per_kernel=_GPU_CYCLES_PER_KERNEL,
         bytes_per_mem_cycle=_BUS_SHARE * 32,  # data sheet: 128-bit LPDDR4, 51.2 GB/s at 1600 MHz
         launch_cycles_per_kernel=1.8 * _LAUNCH_CYCLES,  # A57 and the faster Denver 2
         load_cycles_per_byte=1.8 * 50,
         load_core_exponent=1.1,
-        power=PowerConstants(  # estimated within the 7.5 to 15 W of the data sheet
-            static_w=2.6, gpu=_logic(6.0, 1300.5), cpu_core=_logic(0.8, 2035.2), mem=_memory(3.0, 1600.0, 0.15)
-        ),
+        # Estimated within the 7.5 to 15 W of the data sheet
+        power=PowerConstants(2.6, _logic(6.0, 1300.5), _logic(0.8, 2035.2), _memory(3.0, 1600.0, 0.15)),
     ),
     rails=(
-        SensorRail("VDD_SYS_GPU", 0.05, 1.0, 0.0, 0.0, in_total=False, volts=5.0),
-        SensorRail("VDD_SYS_SOC", 0.35, 0.0, 0.0, 0.4, in_total=False, volts=5.0),
-        SensorRail("VDD_4V0_WIFI", 0.02, 0.0, 0.0, 0.0, in_total=False, volts=4.0),
-        SensorRail("VDD_IN", 1.0, 1.0, 1.0, 1.0, in_total=True, volts=5.0),
-        SensorRail("VDD_SYS_CPU", 0.10, 0.0, 1.0, 0.0, in_total=False, volts=5.0),
-        SensorRail("VDD_SYS_DDR", 0.10, 0.0, 0.0, 0.6, in_total=False, volts=5.0),
+        SensorRail("0-0040", 0, "VDD_SYS_GPU", 0.05, 1.0, 0.0, 0.0, in_total=False, volts=5.0),
+        SensorRail("0-0040", 1, "VDD_SYS_SOC", 0.35, 0.0, 0.0, 0.4, in_total=False, volts=5.0),
+        SensorRail("0-0040", 2, "VDD_4V0_WIFI", 0.02, 0.0, 0.0, 0.0, in_total=False, volts=4.0),
+        SensorRail("0-0041", 0, "VDD_IN", 1.0, 1.0, 1.0, 1.0, in_total=True, volts=5.0),
+        SensorRail("0-0041", 1, "VDD_SYS_CPU", 0.10, 0.0, 1.0, 0.0, in_total=False, volts=5.0),
+        SensorRail("0-0041", 2, "VDD_SYS_DDR", 0.10, 0.0, 0.0, 0.6, in_total=False, volts=5.0),
     ),
-    sensor=_SHUNT_5_MOHM,
-    thermal=ThermalSpec(
-        3.0, 70.0, throttle_c=95.5, recover_c=90.5, leakage_per_c=0.004
-    ),  # small fan; trip: thermal guide
-    stock_modes=(
-        StockMode(0, "MAXN", 6, 2035.2, 1300.5, 1600.0),
-        StockMode(1, "MAXQ", 4, 1267.2, 854.25, 1331.2),
-        StockMode(2, "MAXP_CORE_ALL", 6, 1420.8, 1122.0, 1600.0),
-        StockMode(3, "MAXP_CORE_ARM", 4, 2035.2, 1122.0, 1600.0),
-    ),
+    thermal=ThermalSpec(3.0, 70.0, throttle_c=95.5, leakage_per_c=0.004),  # small fan; trip: thermal guide
+    stock_modes={
+        "MAXN": PowerMode(6, 2035.2, 1300.5, 1600.0),
+        "MAXQ": PowerMode(4, 1267.2, 854.25, 1331.2),
+        "MAXP_CORE_ALL": PowerMode(6, 1420.8, 1122.0, 1600.0),
+        "MAXP_CORE_ARM": PowerMode(4, 2035.2, 1122.0, 1600.0),
+    },
     default_mode="MAXP_CORE_ALL",
     sysfs=SysfsNames(
         model="NVIDIA Jetson TX2 NX Developer Kit",
@@ -254,10 +225,6 @@ TX2_NX = BoardSpec(
         gpu_path="17000000.gp10b",
         gpu_compatible="nvidia,tegra186-gp10b",
         clusters=((0, 3, 4, 5), (1, 2)),
-        sensor_chips=(
-            ("0-0040", ("VDD_SYS_GPU", "VDD_SYS_SOC", "VDD_4V0_WIFI")),
-            ("0-0041", ("VDD_IN", "VDD_SYS_CPU", "VDD_SYS_DDR")),
-        ),
     ),
 )
 
@@ -266,43 +233,37 @@ XAVIER_AGX = BoardSpec(
     title="Virtual Jetson AGX Xavier 32 GB",
     cpu_cores=8,
     cpu_mhz=_steps(115.2, 76.8, 29),
-    gpu_mhz=(
-        *(114.75, 216.75, 318.75, 420.75, 522.75, 624.75, 675.75),
-        *(828.75, 905.25, 1032.75, 1198.5, 1236.75, 1338.75, 1377.0),
-    ),
+    gpu_mhz=_steps(114.75, 102.0, 6, 675.75, 828.75, 905.25, 1032.75, 1198.5, 1236.75, 1338.75, 1377.0),
     mem_mhz=(204.0, 408.0, 665.6, 800.0, 1065.6, 1331.2, 1600.0, 1866.0, 2133.0),
     memory_bytes=32 * GIB,
     reserved_bytes=3.0 * GIB,
     physics=BoardConstants(
         flops_per_gpu_cycle=_OLDER_SHARE * 512 * 2,  # data sheet: 512 Volta lanes; its tensor cores take no FP32
-        gpu_cycles_per_kernel=_GPU_CYCLES_PER_KERNEL,
         bytes_per_mem_cycle=_BUS_SHARE * 64,  # data sheet: 256-bit LPDDR4x, 136.5 GB/s at 2133 MHz
         launch_cycles_per_kernel=1.4 * _LAUNCH_CYCLES,  # Carmel
         load_cycles_per_byte=1.4 * 50,
         load_core_exponent=1.2,
-        power=PowerConstants(  # estimated from the 10, 15 and 30 W modes of the data sheet
-            static_w=6.5, gpu=_logic(15.0, 1377.0), cpu_core=_logic(1.3, 2265.6), mem=_memory(9.0, 2133.0, 0.1)
-        ),
+        # Estimated from the 10, 15 and 30 W modes of the data sheet
+        power=PowerConstants(6.5, _logic(15.0, 1377.0), _logic(1.3, 2265.6), _memory(9.0, 2133.0, 0.1)),
     ),
     rails=(
-        SensorRail("GPU", 0.05, 1.0, 0.0, 0.0, in_total=True, volts=19.0),
-        SensorRail("CPU", 0.10, 0.0, 1.0, 0.0, in_total=True, volts=19.0),
-        SensorRail("SOC", 0.35, 0.0, 0.0, 0.3, in_total=True, volts=19.0),
-        SensorRail("CV", 0.02, 0.0, 0.0, 0.0, in_total=True, volts=19.0),
-        SensorRail("VDDRQ", 0.08, 0.0, 0.0, 0.4, in_total=True, volts=19.0),
-        SensorRail("SYS5V", 0.40, 0.0, 0.0, 0.3, in_total=True, volts=5.0),
+        SensorRail("1-0040", 0, "GPU", 0.05, 1.0, 0.0, 0.0, in_total=True, volts=19.0),
+        SensorRail("1-0040", 1, "CPU", 0.10, 0.0, 1.0, 0.0, in_total=True, volts=19.0),
+        SensorRail("1-0040", 2, "SOC", 0.35, 0.0, 0.0, 0.3, in_total=True, volts=19.0),
+        SensorRail("1-0041", 0, "CV", 0.02, 0.0, 0.0, 0.0, in_total=True, volts=19.0),
+        SensorRail("1-0041", 1, "VDDRQ", 0.08, 0.0, 0.0, 0.4, in_total=True, volts=19.0),
+        SensorRail("1-0041", 2, "SYS5V", 0.40, 0.0, 0.0, 0.3, in_total=True, volts=5.0),
     ),
-    sensor=_SHUNT_5_MOHM,
-    thermal=ThermalSpec(1.2, 200.0, throttle_c=95.5, recover_c=90.5, leakage_per_c=0.004),  # fan at full; thermal guide
-    stock_modes=(
-        StockMode(0, "MAXN", 8, 2265.6, 1377.0, 2133.0),
-        StockMode(1, "MODE_10W", 2, 1190.4, 522.75, 1065.6),
-        StockMode(2, "MODE_15W", 4, 1190.4, 675.75, 1331.2),
-        StockMode(3, "MODE_30W_ALL", 8, 1190.4, 905.25, 1600.0),
-        StockMode(4, "MODE_30W_6CORE", 6, 1420.8, 905.25, 1600.0),
-        StockMode(5, "MODE_30W_4CORE", 4, 1804.8, 905.25, 1600.0),
-        StockMode(6, "MODE_30W_2CORE", 2, 2112.0, 905.25, 1600.0),
-    ),
+    thermal=ThermalSpec(1.2, 200.0, throttle_c=95.5, leakage_per_c=0.004),  # fan at full; thermal guide
+    stock_modes={
+        "MAXN": PowerMode(8, 2265.6, 1377.0, 2133.0),
+        "MODE_10W": PowerMode(2, 1190.4, 522.75, 1065.6),
+        "MODE_15W": PowerMode(4, 1190.4, 675.75, 1331.2),
+        "MODE_30W_ALL": PowerMode(8, 1190.4, 905.25, 1600.0),
+        "MODE_30W_6CORE": PowerMode(6, 1420.8, 905.25, 1600.0),
+        "MODE_30W_4CORE": PowerMode(4, 1804.8, 905.25, 1600.0),
+        "MODE_30W_2CORE": PowerMode(2, 2112.0, 905.25, 1600.0),
+    },
     default_mode="MODE_15W",
     sysfs=SysfsNames(
         model="Jetson-AGX",
@@ -311,7 +272,6 @@ XAVIER_AGX = BoardSpec(
         gpu_path="17000000.gv11b",
         gpu_compatible="nvidia,gv11b",
         clusters=((0, 1), (2, 3), (4, 5), (6, 7)),
-        sensor_chips=(("1-0040", ("GPU", "CPU", "SOC")), ("1-0041", ("CV", "VDDRQ", "SYS5V"))),
     ),
 )
 
@@ -326,33 +286,23 @@ ORIN_NANO = BoardSpec(
     reserved_bytes=2.4 * GIB,
     physics=BoardConstants(
         flops_per_gpu_cycle=_AMPERE_SHARE * 1024 * 2,  # data sheet: 1,024 Ampere lanes; share as fitted
-        gpu_cycles_per_kernel=_GPU_CYCLES_PER_KERNEL,
         bytes_per_mem_cycle=_BUS_SHARE * 32,  # data sheet: 128-bit LPDDR5, 68 GB/s at 2133 MHz; share as fitted
         launch_cycles_per_kernel=_LAUNCH_CYCLES,
         load_cycles_per_byte=49,  # fitted: 30 Mcycles a sample of 3 × 224 × 224 floats
         load_workers=6.0,
         load_core_exponent=0.95,  # fitted
         exposed_memory=0.1,  # fitted 0.08
-        power=PowerConstants(
-            # Static and CPU as fitted. The table's three GPU clocks cannot tell GPU from memory (it gives 1.8 and
-            # 15 W): their sum is divided as on the AGX Orin.
-            static_w=6.1,
-            gpu=_logic(7.5, 624.75),
-            cpu_core=_logic(0.93, 1510.4),
-            mem=_memory(8.5, 2133.0, 0.09),
-        ),
+        # Static and CPU as fitted. The table's three GPU clocks cannot tell GPU from memory (it gives 1.8 and 15 W):
+        # their sum is divided as on the AGX Orin.
+        power=PowerConstants(6.1, _logic(7.5, 624.75), _logic(0.93, 1510.4), _memory(8.5, 2133.0, 0.09)),
     ),
     rails=(
-        SensorRail("VDD_IN", 1.0, 1.0, 1.0, 1.0, in_total=True, volts=5.0),
-        SensorRail("VDD_CPU_GPU_CV", 0.05, 1.0, 1.0, 0.0, in_total=False, volts=5.0),
-        SensorRail("VDD_SOC", 0.30, 0.0, 0.0, 0.3, in_total=False, volts=5.0),
+        SensorRail("1-0040", 0, "VDD_IN", 1.0, 1.0, 1.0, 1.0, in_total=True, volts=5.0),
+        SensorRail("1-0040", 1, "VDD_CPU_GPU_CV", 0.05, 1.0, 1.0, 0.0, in_total=False, volts=5.0),
+        SensorRail("1-0040", 2, "VDD_SOC", 0.30, 0.0, 0.0, 0.3, in_total=False, volts=5.0),
     ),
-    sensor=_SHUNT_5_MOHM,
-    thermal=ThermalSpec(2.0, 90.0, throttle_c=99.0, recover_c=94.0, leakage_per_c=0.003),  # fan at full; thermal guide
-    stock_modes=(
-        StockMode(0, "15W", 6, 1510.4, 624.75, 2133.0),
-        StockMode(1, "7W", 4, 960.0, 408.0, 2133.0),
-    ),
+    thermal=ThermalSpec(2.0, 90.0, throttle_c=99.0, leakage_per_c=0.003),  # fan at full; thermal guide
+    stock_modes={"15W": PowerMode(6, 1510.4, 624.75, 2133.0), "7W": PowerMode(4, 960.0, 408.0, 2133.0)},
     default_mode="15W",
     sysfs=SysfsNames(
         model="NVIDIA Jetson Orin Nano Developer Kit",
@@ -361,7 +311,6 @@ ORIN_NANO = BoardSpec(
         gpu_path="platform/bus@0/17000000.gpu",
         gpu_compatible="nvidia,ga10b",
         clusters=((0, 1, 2, 3), (4, 5)),
-        sensor_chips=(("1-0040", ("VDD_IN", "VDD_CPU_GPU_CV", "VDD_SOC")),),
     ),
 )
 
@@ -376,31 +325,29 @@ ORIN_AGX = BoardSpec(
     reserved_bytes=3.0 * GIB,
     physics=BoardConstants(
         flops_per_gpu_cycle=_AMPERE_SHARE * 2048 * 2,  # data sheet: 2,048 Ampere lanes; share as fitted
-        gpu_cycles_per_kernel=_GPU_CYCLES_PER_KERNEL,
         bytes_per_mem_cycle=_BUS_SHARE * 64,  # data sheet: 256-bit LPDDR5, 204.8 GB/s at 3199 MHz; share as fitted
         launch_cycles_per_kernel=_LAUNCH_CYCLES,
         load_cycles_per_byte=81,  # fitted: 49 Mcycles a sample of 3 × 224 × 224 floats
         load_workers=6.0,  # fitted 5.3 and 6.6
         load_core_exponent=1.5,  # fitted 1.5 and 1.6
         exposed_memory=0.3,  # fitted 0.28 and 0.38
-        power=PowerConstants(  # fitted, mean of the two workloads
-            static_w=11.9, gpu=_logic(18.6, 1300.5), cpu_core=_logic(1.14, 2201.6), mem=_memory(21.8, 3199.0, 0.085)
-        ),
+        # Fitted, mean of the two workloads
+        power=PowerConstants(11.9, _logic(18.6, 1300.5), _logic(1.14, 2201.6), _memory(21.8, 3199.0, 0.085)),
     ),
     rails=(
-        SensorRail("VDD_GPU_SOC", 0.35, 1.0, 0.0, 0.3, in_total=True, volts=20.0),
-        SensorRail("VDD_CPU_CV", 0.10, 0.0, 1.0, 0.0, in_total=True, volts=20.0),
-        SensorRail("VIN_SYS_5V0", 0.55, 0.0, 0.0, 0.7, in_total=True, volts=5.0),
-        SensorRail("VDDQ_VDD2_1V8AO", 0.10, 0.0, 0.0, 0.5, in_total=False, volts=5.0),
+        SensorRail("1-0040", 0, "VDD_GPU_SOC", 0.35, 1.0, 0.0, 0.3, in_total=True, volts=20.0),
+        SensorRail("1-0040", 1, "VDD_CPU_CV", 0.10, 0.0, 1.0, 0.0, in_total=True, volts=20.0),
+        SensorRail("1-0040", 2, "VIN_SYS_5V0", 0.55, 0.0, 0.0, 0.7, in_total=True, volts=5.0),
+        SensorRail("1-0041", 1, "VDDQ_VDD2_1V8AO", 0.10, 0.0, 0.0, 0.5, in_total=False, volts=5.0),
     ),
     sensor=_SHUNT_2_MOHM,  # estimated from the 0.4 W steps that its 20 V rails are seen to read in
-    thermal=ThermalSpec(0.9, 300.0, throttle_c=99.0, recover_c=94.0, leakage_per_c=0.003),  # fan at full; thermal guide
-    stock_modes=(
-        StockMode(0, "MAXN", 12, 2201.6, 1300.5, 3199.0),
-        StockMode(1, "MODE_15W", 4, 1113.6, 420.75, 2133.0),
-        StockMode(2, "MODE_30W", 8, 1728.0, 624.75, 3199.0),
-        StockMode(3, "MODE_50W", 12, 1497.6, 828.75, 3199.0),
-    ),
+    thermal=ThermalSpec(0.9, 300.0, throttle_c=99.0, leakage_per_c=0.003),  # fan at full; thermal guide
+    stock_modes={
+        "MAXN": PowerMode(12, 2201.6, 1300.5, 3199.0),
+        "MODE_15W": PowerMode(4, 1113.6, 420.75, 2133.0),
+        "MODE_30W": PowerMode(8, 1728.0, 624.75, 3199.0),
+        "MODE_50W": PowerMode(12, 1497.6, 828.75, 3199.0),
+    },
     default_mode="MODE_30W",
     sysfs=SysfsNames(
         model="Jetson AGX Orin",
@@ -409,10 +356,6 @@ ORIN_AGX = BoardSpec(
         gpu_path="17000000.ga10b",
         gpu_compatible="nvidia,ga10b",
         clusters=((0, 1, 2, 3), (4, 5, 6, 7), (8, 9, 10, 11)),
-        sensor_chips=(
-            ("1-0040", ("VDD_GPU_SOC", "VDD_CPU_CV", "VIN_SYS_5V0")),
-            ("1-0041", ("NC", "VDDQ_VDD2_1V8AO", "NC")),
-        ),
     ),
 )
 

@@ -36,7 +36,7 @@ class VirtualJetson:
 
     def stock_modes(self) -> dict[str, PowerMode]:
         """The vendor's named modes of this board."""
-        return {stock.name: stock.mode for stock in self.board.spec.stock_modes}
+        return dict(self.board.spec.stock_modes)
 
     def capabilities(self) -> tuple[Capability, ...]:
         """All knobs and sensors; nothing needs a permission here."""

@@ -95,11 +95,13 @@ class BoardConstants:
     """What a board does in one cycle, and what a cycle draws; turns counted costs into step and power constants."""
 
     flops_per_gpu_cycle: float  # reached by large kernels
-    gpu_cycles_per_kernel: float  # filling and draining the GPU
     bytes_per_mem_cycle: float
     launch_cycles_per_kernel: float
     load_cycles_per_byte: float
     power: PowerConstants
+    # Filling and draining the GPU: fitted on the two inference tables, which vary the batch size: 8,000 and 18,000; an
+    # H200 gives about 7,000.
+    gpu_cycles_per_kernel: float = 12e3
     load_workers: float = 4.0
     load_core_exponent: float = 1.0
     exposed_memory: float = 0.25
@@ -180,26 +182,21 @@ def busy_cores(times: StepTimes, clocks: Clocks) -> Floats:
 
 def step_power(constants: PowerConstants, clocks: Clocks, times: StepTimes) -> PowerParts:
     """Mean power over a step."""
-    return _power(
-        constants,
-        clocks,
-        gpu_busy=times.busy_gpu_s / times.step_s,
-        busy_cores=busy_cores(times, clocks),
-        mem_busy=times.memory_s / times.step_s,
-    )
+    busy = busy_cores(times, clocks)
+    return _power(constants, clocks, times.busy_gpu_s / times.step_s, busy, times.memory_s / times.step_s)
 
 
 def idle_power(constants: PowerConstants, clocks: Clocks) -> PowerParts:
     """Power with nothing to do at these clocks."""
     nothing = np.zeros(())
-    return _power(constants, clocks, gpu_busy=nothing, busy_cores=nothing, mem_busy=nothing)
+    return _power(constants, clocks, nothing, nothing, nothing)
 
 
 def _power(
-    constants: PowerConstants, clocks: Clocks, *, gpu_busy: Floats, busy_cores: Floats, mem_busy: Floats
+    constants: PowerConstants, clocks: Clocks, gpu_busy: Floats, cpu_busy: Floats, mem_busy: Floats
 ) -> PowerParts:
     core = constants.cpu_core
-    cores = core.idle_share * clocks.cpu_cores + (1 - core.idle_share) * busy_cores
+    cores = core.idle_share * clocks.cpu_cores + (1 - core.idle_share) * cpu_busy
     return PowerParts(
         static_w=np.asarray(constants.static_w),
         gpu_w=constants.gpu.watts(clocks.gpu_mhz, gpu_busy),

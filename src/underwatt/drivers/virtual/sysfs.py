@@ -13,7 +13,6 @@ from __future__ import annotations
 import os
 from bisect import bisect_left, bisect_right
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from posixpath import basename, dirname, relpath
 from typing import TYPE_CHECKING
@@ -22,10 +21,10 @@ from underwatt.errors import InputError
 from underwatt.records import PowerMode
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from underwatt.drivers.virtual.board import VirtualBoard
-    from underwatt.drivers.virtual.boards import BoardSpec, StockMode
+    from underwatt.drivers.virtual.boards import BoardSpec
     from underwatt.records import WorkloadCost
 
 CPU = "sys/devices/system/cpu"
@@ -34,6 +33,11 @@ EMC_CAP = "sys/kernel/nvpmodel_emc_cap/emc_iso_cap"
 BPMP_EMC = f"{DEBUG}/bpmp/debug/clk/emc"
 OVERRIDE_EMC = f"{DEBUG}/clk/override.emc"
 BANDWIDTH = f"{DEBUG}/tegra_bwmgr"
+# The memory clock: the rate asked for, the lock that holds it when 1 (else the firmware chooses), the rate that runs.
+EMC_FILES = {
+    "bpmp": (f"{BPMP_EMC}/rate", f"{BPMP_EMC}/mrq_rate_locked", f"{BPMP_EMC}/rate"),
+    "override": (f"{OVERRIDE_EMC}/clk_update_rate", f"{OVERRIDE_EMC}/clk_state", f"{OVERRIDE_EMC}/clk_rate"),
+}
 NVPMODEL_STATUS = "var/lib/nvpmodel/status"
 NVPMODEL_CONF = "etc/nvpmodel.conf"
 GPU_COOLING = "sys/class/thermal/cooling_device0"
@@ -52,15 +56,6 @@ def khz(mhz: float) -> int:
     return round(mhz * 1e3)
 
 
-@dataclass(frozen=True, slots=True)
-class EmcFiles:
-    """The files of the memory clock: ``lock`` at 1 holds ``rate``, else the firmware chooses."""
-
-    rate: str
-    lock: str
-    running: str
-
-
 def gpu_node(spec: BoardSpec) -> str:
     """The devfreq folder of the GPU."""
     return f"sys/devices/{spec.sysfs.gpu_path}/devfreq/{basename(spec.sysfs.gpu_path)}"
@@ -71,32 +66,27 @@ def policy(cluster: tuple[int, ...]) -> str:
     return f"{CPU}/cpufreq/policy{cluster[0]}"
 
 
-def emc_files(spec: BoardSpec) -> EmcFiles:
-    """Where this board keeps its memory clock."""
-    if spec.sysfs.emc == "bpmp":
-        return EmcFiles(f"{BPMP_EMC}/rate", f"{BPMP_EMC}/mrq_rate_locked", f"{BPMP_EMC}/rate")
-    return EmcFiles(f"{OVERRIDE_EMC}/clk_update_rate", f"{OVERRIDE_EMC}/clk_state", f"{OVERRIDE_EMC}/clk_rate")
-
-
-def core_order(spec: BoardSpec) -> tuple[int, ...]:
-    """The order in which cores come online."""
-    return tuple(core for cluster in spec.sysfs.clusters for core in cluster)
+def online_cores(spec: BoardSpec, knobs: Mapping[str, float]) -> list[int]:
+    """The cores that a mode has on: cluster by cluster, so many as it asks for."""
+    return [core for cluster in spec.sysfs.clusters for core in cluster][: int(knobs["cpu_cores"])]
 
 
 def sensor_files(spec: BoardSpec, readings: dict[str, tuple[int, int]]) -> dict[str, str]:
     """The power sensor's files for millivolts and milliamperes of each rail."""
     files: dict[str, str] = {}
-    for number, (address, rails) in enumerate(spec.sysfs.sensor_chips):
-        for channel, rail in enumerate(rails):
+    rails = {(rail.chip, rail.channel): rail.name for rail in spec.rails}
+    for number, chip in enumerate(dict.fromkeys(rail.chip for rail in spec.rails)):
+        for channel in range(3):
+            rail = rails.get((chip, channel), "NC")
             mv, ma = readings.get(rail, (0, 0))
             if spec.sysfs.generation == "jetpack4":
-                folder = f"sys/bus/i2c/drivers/ina3221x/{address}/iio:device{number}"
+                folder = f"sys/bus/i2c/drivers/ina3221x/{chip}/iio:device{number}"
                 files[f"{folder}/rail_name_{channel}"] = rail
                 files[f"{folder}/in_voltage{channel}_input"] = str(mv)
                 files[f"{folder}/in_current{channel}_input"] = str(ma)
                 files[f"{folder}/in_power{channel}_input"] = str(round(mv * ma / 1e3))
             else:
-                folder = f"sys/bus/i2c/drivers/ina3221/{address}/hwmon/hwmon{_FIRST_HWMON + number}"
+                folder = f"sys/bus/i2c/drivers/ina3221/{chip}/hwmon/hwmon{_FIRST_HWMON + number}"
                 files[f"{folder}/name"] = "ina3221"
                 files[f"{folder}/update_interval"] = str(round(1e3 * spec.sensor.window_s))
                 files[f"{folder}/in{channel + 1}_label"] = rail
@@ -108,27 +98,51 @@ def sensor_files(spec: BoardSpec, readings: dict[str, tuple[int, int]]) -> dict[
     return files
 
 
-def first_files(spec: BoardSpec, stock: StockMode) -> dict[str, str]:
-    """Every file of the board in a stock mode, by path; sensors are empty until the board lives."""
+def readings(board: VirtualBoard) -> dict[str, str]:
+    """What the board shows now, by path."""
+    spec, knobs = board.spec, board.running.knobs()
+    asked_at, runs_at = (spec.gpu_mhz.index(mhz) for mhz in (board.mode.knobs()["gpu_mhz"], knobs["gpu_mhz"]))
+    millidegrees = str(500 * round(2 * board.temperature_c))  # in steps of half a degree, as these boards give it
     return {
-        **_device_tree_files(spec),
-        **_gpu_files(spec, stock),
-        **_cpu_files(spec, stock),
-        **_emc_files(spec, stock),
-        **_thermal_files(spec),
-        **sensor_files(spec, {}),
-        NVPMODEL_STATUS: f"pmode:{stock.id:04d}",
-        NVPMODEL_CONF: nvpmodel_conf(spec),
+        **sensor_files(spec, board.sensor.readings()),
+        f"{gpu_node(spec)}/cur_freq": str(hz(knobs["gpu_mhz"])),
+        **{f"{policy(cluster)}/scaling_cur_freq": str(khz(knobs["cpu_mhz"])) for cluster in spec.sysfs.clusters},
+        EMC_FILES[spec.sysfs.emc][2]: str(hz(knobs["mem_mhz"])),
+        **{f"{zone}/temp": millidegrees for zone in ZONES.values()},
+        f"{GPU_COOLING}/cur_state": str(asked_at - runs_at),
     }
+
+
+def first_files(spec: BoardSpec, stock_mode: str) -> dict[str, str]:
+    """The files of the board in a stock mode, by path, that are no readings."""
+    knobs = spec.stock_mode(stock_mode).knobs()
+    device, node = f"sys/devices/{spec.sysfs.gpu_path}", gpu_node(spec)
+    files = {
+        "proc/device-tree/model": f"{spec.sysfs.model}\0",
+        "proc/device-tree/compatible": "".join(f"{name}\0" for name in (*spec.sysfs.compatible, "underwatt,virtual")),
+        f"{device}/of_node/name": f"{spec.sysfs.gpu_path.rsplit('.', 1)[1]}\0",
+        f"{device}/of_node/compatible": f"{spec.sysfs.gpu_compatible}\0",
+        f"{device}/railgate_enable": "0",
+        f"{node}/available_frequencies": " ".join(str(hz(mhz)) for mhz in spec.gpu_mhz),
+        f"{node}/min_freq": str(hz(spec.gpu_mhz[0])),
+        f"{node}/max_freq": str(hz(knobs["gpu_mhz"])),
+        f"{GPU_COOLING}/type": "gpu-balanced",
+        f"{GPU_COOLING}/max_state": str(len(spec.gpu_mhz) - 1),
+        NVPMODEL_STATUS: f"pmode:{list(spec.stock_modes).index(stock_mode):04d}",
+        NVPMODEL_CONF: nvpmodel_conf(spec),
+        **_cpu_files(spec, knobs),
+        **_emc_files(spec, knobs),
+    }
+    for name, zone in ZONES.items():
+        trip = str(round(1e3 * spec.thermal.throttle_c))
+        files |= {f"{zone}/type": name, f"{zone}/trip_point_0_temp": trip, f"{zone}/trip_point_0_type": "passive"}
+    return files
 
 
 def links(spec: BoardSpec) -> dict[str, str]:
     """The links of the board: where they lie, and where they point to from there."""
     node = gpu_node(spec)
-    wanted = {
-        f"sys/class/devfreq/{basename(node)}": node,
-        f"{node}/device": dirname(dirname(node)),
-    }
+    wanted = {f"sys/class/devfreq/{basename(node)}": node, f"{node}/device": dirname(dirname(node))}
     for cluster in spec.sysfs.clusters:
         wanted |= {f"{CPU}/cpu{core}/cpufreq": policy(cluster) for core in cluster}
     return {path: relpath(target, dirname(path)) for path, target in wanted.items()}
@@ -144,89 +158,47 @@ def nvpmodel_conf(spec: BoardSpec) -> str:
         lines += [f"< PARAM TYPE=CLOCK NAME=CPU_CLUSTER_{number} >", f"MAX_FREQ {folder}/scaling_max_freq"]
     lines += ["< PARAM TYPE=CLOCK NAME=GPU >", f"MAX_FREQ /{gpu_node(spec)}/max_freq"]
     lines += ["< PARAM TYPE=CLOCK NAME=EMC >", f"MAX_FREQ /{EMC_CAP}"]
-    for stock in spec.stock_modes:
-        on = core_order(spec)[: stock.cpu_cores]
-        lines += [f"< POWER_MODEL ID={stock.id} NAME={stock.name} >"]
+    for number, (name, mode) in enumerate(spec.stock_modes.items()):
+        knobs, on = mode.knobs(), online_cores(spec, mode.knobs())
+        lines += [f"< POWER_MODEL ID={number} NAME={name} >"]
         lines += [f"CPU_ONLINE CORE_{core} {int(core in on)}" for core in range(spec.cpu_cores)]
-        lines += [f"CPU_CLUSTER_{number} MAX_FREQ {khz(stock.cpu_mhz)}" for number in range(len(clusters))]
-        lines += [f"GPU MAX_FREQ {hz(stock.gpu_mhz)}", f"EMC MAX_FREQ {_cap(spec, stock.mem_mhz)}"]
-    default = spec.stock_mode(spec.default_mode)
-    return "\n".join([*lines, f"< PM_CONFIG DEFAULT={default.id} >"])
+        lines += [f"CPU_CLUSTER_{at} MAX_FREQ {khz(knobs['cpu_mhz'])}" for at in range(len(clusters))]
+        lines += [f"GPU MAX_FREQ {hz(knobs['gpu_mhz'])}", f"EMC MAX_FREQ {_cap(spec, knobs['mem_mhz'])}"]
+    return "\n".join([*lines, f"< PM_CONFIG DEFAULT={list(spec.stock_modes).index(spec.default_mode)} >"])
 
 
 def _cap(spec: BoardSpec, mem_mhz: float) -> int:
     return 0 if mem_mhz >= spec.mem_mhz[-1] else hz(mem_mhz)
 
 
-def _device_tree_files(spec: BoardSpec) -> dict[str, str]:
-    device = f"sys/devices/{spec.sysfs.gpu_path}"
-    return {
-        "proc/device-tree/model": f"{spec.sysfs.model}\0",
-        "proc/device-tree/compatible": "".join(f"{name}\0" for name in (*spec.sysfs.compatible, "underwatt,virtual")),
-        f"{device}/of_node/name": f"{spec.sysfs.gpu_path.rsplit('.', 1)[1]}\0",
-        f"{device}/of_node/compatible": f"{spec.sysfs.gpu_compatible}\0",
-    }
-
-
-def _gpu_files(spec: BoardSpec, stock: StockMode) -> dict[str, str]:
-    node = gpu_node(spec)
-    top = str(hz(stock.gpu_mhz))
-    return {
-        f"sys/devices/{spec.sysfs.gpu_path}/railgate_enable": "0",
-        f"{node}/available_frequencies": " ".join(str(hz(mhz)) for mhz in spec.gpu_mhz),
-        f"{node}/min_freq": str(hz(spec.gpu_mhz[0])),
-        f"{node}/max_freq": top,
-        f"{node}/cur_freq": top,
-    }
-
-
-def _cpu_files(spec: BoardSpec, stock: StockMode) -> dict[str, str]:
+def _cpu_files(spec: BoardSpec, knobs: Mapping[str, float]) -> dict[str, str]:
     low, high = (str(khz(mhz)) for mhz in (spec.cpu_mhz[0], spec.cpu_mhz[-1]))
-    online = core_order(spec)[: stock.cpu_cores]
+    online = online_cores(spec, knobs)
     files = {f"{CPU}/cpu{core}/online": str(int(core in online)) for core in range(spec.cpu_cores)}
     files |= {f"{CPU}/{name}": f"0-{spec.cpu_cores - 1}" for name in ("present", "possible")}
     for cluster in spec.sysfs.clusters:
         folder = policy(cluster)
-        cores = " ".join(str(core) for core in cluster)
         files |= {
             f"{folder}/scaling_available_frequencies": " ".join(str(khz(mhz)) for mhz in spec.cpu_mhz),
             f"{folder}/scaling_min_freq": low,
-            f"{folder}/scaling_max_freq": str(khz(stock.cpu_mhz)),
-            f"{folder}/scaling_cur_freq": str(khz(stock.cpu_mhz)),
+            f"{folder}/scaling_max_freq": str(khz(knobs["cpu_mhz"])),
             f"{folder}/cpuinfo_min_freq": low,
             f"{folder}/cpuinfo_max_freq": high,
             f"{folder}/scaling_governor": "schedutil",
-            f"{folder}/related_cpus": cores,
+            f"{folder}/related_cpus": " ".join(str(core) for core in cluster),
             f"{folder}/affected_cpus": " ".join(str(core) for core in cluster if core in online),
         }
     return files
 
 
-def _emc_files(spec: BoardSpec, stock: StockMode) -> dict[str, str]:
+def _emc_files(spec: BoardSpec, knobs: Mapping[str, float]) -> dict[str, str]:
     low, high = (str(hz(mhz)) for mhz in (spec.mem_mhz[0], spec.mem_mhz[-1]))
-    names = emc_files(spec)
-    rate = str(hz(stock.mem_mhz))
-    files = {names.rate: rate, names.lock: "0", names.running: rate}
+    rate, lock, _ = EMC_FILES[spec.sysfs.emc]
+    files = {rate: str(hz(knobs["mem_mhz"])), lock: "0"}
     if spec.sysfs.emc == "override":
         return files | {f"{BANDWIDTH}/emc_min_rate": low, f"{BANDWIDTH}/emc_max_rate": high}
-    return files | {
-        f"{BPMP_EMC}/min_rate": low,
-        f"{BPMP_EMC}/max_rate": high,
-        EMC_CAP: str(_cap(spec, stock.mem_mhz)),
-    }
-
-
-def _thermal_files(spec: BoardSpec) -> dict[str, str]:
-    files = {
-        f"{GPU_COOLING}/type": "gpu-balanced",
-        f"{GPU_COOLING}/cur_state": "0",
-        f"{GPU_COOLING}/max_state": str(len(spec.gpu_mhz) - 1),
-    }
-    for name, zone in ZONES.items():
-        trip = str(round(1e3 * spec.thermal.throttle_c))
-        files |= {f"{zone}/type": name, f"{zone}/temp": "25000", f"{zone}/trip_point_0_temp": trip}
-        files[f"{zone}/trip_point_0_type"] = "passive"
-    return files
+    cap = str(_cap(spec, knobs["mem_mhz"]))
+    return files | {f"{BPMP_EMC}/min_rate": low, f"{BPMP_EMC}/max_rate": high, EMC_CAP: cap}
 
 
 class SysfsBoard:
@@ -248,8 +220,8 @@ class SysfsBoard:
         root = Path(directory)
         if (root / "sys").exists():
             raise InputError(f"There is a board in {root} already.", hint="Name an empty directory.")
-        stock = board.spec.stock_mode(stock_mode or board.spec.default_mode)
-        for path, text in first_files(board.spec, stock).items():
+        files = readings(board) | first_files(board.spec, stock_mode or board.spec.default_mode)
+        for path, text in files.items():
             file = root / path
             file.parent.mkdir(parents=True, exist_ok=True)
             file.write_text(_as_file(text), encoding="ascii")
@@ -261,20 +233,14 @@ class SysfsBoard:
 
     def run_step(self, cost: WorkloadCost, batch_size: int) -> None:
         """Train one step with the knobs as the files have them."""
-        self._read_knobs()
+        self.board.set_mode(self._asked_for())
         self.board.run_step(cost, batch_size)
 
     def sync(self) -> None:
         """Read the knob files into the board and write what the board shows."""
-        self._read_knobs()
-        self._show()
-
-    def _read_knobs(self) -> None:
         self.board.set_mode(self._asked_for())
-
-    def _show(self) -> None:
         self._synced_s = self.board.clock.now_s()
-        for path, text in self._showing().items():
+        for path, text in readings(self.board).items():
             if self._shown.get(path) != text:
                 self._write(path, text)
                 self._shown[path] = text
@@ -283,29 +249,20 @@ class SysfsBoard:
         if self.board.clock.now_s() - self._synced_s >= SYNC_PERIOD_S:
             self.sync()
 
-    # Knobs: what the files ask for, rounded as the kernel rounds
-
     def _asked_for(self) -> PowerMode:
-        online = self._online()
-        return PowerMode(
-            cpu_cores=len(online),
-            cpu_mhz=self._cpu_mhz(online),
-            gpu_mhz=self._range_mhz(gpu_node(self.board.spec), "", self.board.spec.gpu_mhz, hz),
-            mem_mhz=self._mem_mhz(),
-        )
+        """What the knob files ask for, rounded as the kernel rounds."""
+        spec, online = self.board.spec, self._online()
+        awake = [cluster for cluster in spec.sysfs.clusters if online & set(cluster)]
+        # The physics know one CPU clock: that of the fastest cluster with a core on.
+        cpu_mhz = max(self._range_mhz(policy(cluster), "scaling_", spec.cpu_mhz, khz) for cluster in awake)
+        gpu_mhz = self._range_mhz(gpu_node(spec), "", spec.gpu_mhz, hz)
+        return PowerMode(len(online), cpu_mhz, gpu_mhz, self._mem_mhz())
 
     def _online(self) -> frozenset[int]:
-        cores = range(self.board.spec.cpu_cores)
-        on = {core for core in cores if self._number(f"{CPU}/cpu{core}/online", 1) != 0}
+        on = {core for core in range(self.board.spec.cpu_cores) if self._number(f"{CPU}/cpu{core}/online", 1) != 0}
         if 0 not in on:
             self._write(f"{CPU}/cpu0/online", "1")  # the kernel refuses to take core 0 offline
         return frozenset(on | {0})
-
-    def _cpu_mhz(self, online: frozenset[int]) -> float:
-        """One clock for the physics: that of the fastest cluster with a core on."""
-        spec = self.board.spec
-        awake = [cluster for cluster in spec.sysfs.clusters if online & set(cluster)]
-        return max(self._range_mhz(policy(cluster), "scaling_", spec.cpu_mhz, khz) for cluster in awake)
 
     def _range_mhz(self, folder: str, prefix: str, mhz: Sequence[float], unit: Callable[[float], int]) -> float:
         """The clock a range allows under load; limits off the table are moved inwards to it, in the file too."""
@@ -324,36 +281,21 @@ class SysfsBoard:
         """The locked rate, rounded up to the table, or the highest that the cap allows."""
         spec = self.board.spec
         table = [hz(value) for value in spec.mem_mhz]
-        names = emc_files(spec)
+        rate_file, lock_file, running_file = EMC_FILES[spec.sysfs.emc]
         cap = (self._number(EMC_CAP, 0) if spec.sysfs.emc == "bpmp" else 0) or table[-1]
         highest_at = max(0, bisect_right(table, cap) - 1)
-        locked = self._number(names.lock, 0) == 1
-        rate = self._number(names.rate, table[-1])
+        locked = self._number(lock_file, 0) == 1
+        rate = self._number(rate_file, table[-1])
         at = min(bisect_left(table, rate), highest_at) if locked else highest_at
         # Where one file both asks and tells, an unlocked rate shows what the firmware chose.
-        if table[at] != rate and (locked or names.rate == names.running):
-            self._write(names.rate, str(table[at]))
+        if table[at] != rate and (locked or rate_file == running_file):
+            self._write(rate_file, str(table[at]))
         return spec.mem_mhz[at]
 
     def _number(self, path: str, otherwise: int) -> int:
         with suppress(OSError, ValueError):  # half written, or nonsense: what was understood last still holds
             self._understood[path] = int(_read(f"{self._root}/{path}"))
         return self._understood.get(path, otherwise)
-
-    # Readings: what the board shows
-
-    def _showing(self) -> dict[str, str]:
-        board, spec = self.board, self.board.spec
-        knobs = board.running.knobs()
-        names = emc_files(spec)
-        files = sensor_files(spec, board.sensor.readings())
-        files[f"{gpu_node(spec)}/cur_freq"] = str(hz(knobs["gpu_mhz"]))
-        files |= {f"{policy(cluster)}/scaling_cur_freq": str(khz(knobs["cpu_mhz"])) for cluster in spec.sysfs.clusters}
-        files[names.running] = str(hz(knobs["mem_mhz"]))
-        files |= {f"{zone}/temp": _millidegrees(board.temperature_c) for zone in ZONES.values()}
-        asked_at, runs_at = (spec.gpu_mhz.index(mhz) for mhz in (board.mode.knobs()["gpu_mhz"], knobs["gpu_mhz"]))
-        files[f"{GPU_COOLING}/cur_state"] = str(asked_at - runs_at)
-        return files
 
     def _write(self, path: str, text: str) -> None:
         """Overwrite a file in place; one that was taken away stays away, as no kernel file comes back by itself."""
@@ -380,11 +322,6 @@ def _read(path: str) -> bytes:
         return os.read(handle, 64)
     finally:
         os.close(handle)
-
-
-def _millidegrees(temperature_c: float) -> str:
-    """A temperature as these boards give it: in steps of half a degree."""
-    return str(500 * round(2 * temperature_c))
 
 
 def _as_file(text: str) -> str:
