@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from underwatt.reports.words import KNOB_NAMES, bound, duration, time_unit, watts
 
@@ -138,8 +137,7 @@ ACROSS = 600.0
 Box = tuple[float, float, float, float]
 
 
-@dataclass(frozen=True, slots=True)
-class Place:
+class Place(NamedTuple):
     """Shift of a label from its point, in pixels, and which end of the label stands there."""
 
     x_shift: float

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 from string import ascii_uppercase
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -155,9 +155,9 @@ def slower_other(planned: PlanToExplain) -> tuple[Alternative, float] | None:
 
     Never another rule in its place: it would be the one that flatters the choice.
     """
-    for other in (other for other in planned.others if other.name == LARGEST):
+    for other in planned.others:
         ratio = other.time_s / planned.chosen.time_s.expected
-        if other.fits != "over" and math.isfinite(ratio) and ratio > 1.005:
+        if other.name == LARGEST and other.fits != "over" and math.isfinite(ratio) and ratio > 1.005:
             return other, ratio
     return None
 
@@ -249,70 +249,55 @@ def _measured(planned: PlanToExplain) -> tuple[MeasuredPoint, ...]:
 def heat_maps(planned: PlanToExplain) -> tuple[HeatMap, HeatMap] | None:
     """Time and power over batch size and clock; nothing where no knob has two values."""
     settings = planned.problem.candidates
-    varied = [
-        name
-        for name in MAPPED
-        if name in settings.knobs and len(np.unique(settings.values[:, settings.knobs.index(name)])) > 1
-    ]
-    if not varied:
+    columns = dict(zip(settings.knobs, settings.values.T, strict=True))
+    knob = next((name for name in MAPPED if name in columns and len(np.unique(columns[name])) > 1), None)
+    if knob is None:
         return None
-    knob = varied[0]
-    at = settings.knobs.index(knob)
     same = np.ones(len(settings), dtype=bool)
-    for column in range(len(settings.knobs)):
-        if column != at:
-            same &= settings.values[:, column] == settings.values[planned.row, column]
+    for name, values in columns.items():
+        if name != knob:
+            same &= values == values[planned.row]
     rows = np.flatnonzero(same)
-    knob_values, row_at = np.unique(settings.values[rows, at], return_inverse=True)
+    knob_values, row_at = np.unique(columns[knob][rows], return_inverse=True)
     sizes, column_at = np.unique(settings.batch_size[rows], return_inverse=True)
-    shape, where = (len(knob_values), len(sizes)), (row_at.ravel(), column_at.ravel())
+    where = (row_at.ravel(), column_at.ravel())
     chosen_at = int(np.flatnonzero(rows == planned.row)[0])
-    chosen = (int(where[0][chosen_at]), int(where[1][chosen_at]))
+    rest = planned.chosen.setting.mode.with_knobs(**{knob: None})
 
-    def grid(values: np.ndarray[tuple[int, ...], np.dtype[np.generic]], empty: float | bool) -> list[list[float]]:
-        filled = np.full(shape, empty)
+    def grid(values: NDArray[Any], empty: float | bool) -> NDArray[Any]:
+        filled = np.full((len(knob_values), len(sizes)), empty)
         filled[where] = values[rows]
-        return filled.tolist()
+        return filled
 
-    keeps, measured = grid(planned.keeps, False), grid(planned.measured, False)
-    maps = []
-    for quantity, logs in (("time_s", planned.outlook.log_time_s), ("power_w", planned.outlook.log_power_w)):
+    def heat_map(quantity: str, logs: NDArray[np.float64]) -> HeatMap:
+        keeps = grid(planned.keeps, False)
         values = grid(np.where(np.isfinite(logs), np.exp(logs), np.nan), math.nan)
-        maps.append(
-            HeatMap(
-                quantity=quantity,
-                per=planned.per,
-                knob=knob,
-                knob_values=tuple(knob_values.tolist()),
-                batch_sizes=tuple(int(size) for size in sizes),
-                values=tuple(tuple(line) for line in values),
-                keeps=tuple(tuple(bool(cell) for cell in line) for line in keeps),
-                measured=tuple(tuple(bool(cell) for cell in line) for line in measured),
-                chosen=chosen,
-                paused=int(planned.paused[rows].sum()),
-                others_at=_others_at(planned.chosen.setting, knob),
-                message=_map_message(planned, quantity, values, keeps, knob),
-            )
+        return HeatMap(
+            quantity=quantity,
+            per=planned.per,
+            knob=knob,
+            knob_values=tuple(knob_values.tolist()),
+            batch_sizes=tuple(int(size) for size in sizes),
+            values=tuple(map(tuple, values.tolist())),
+            keeps=tuple(map(tuple, keeps.tolist())),
+            measured=tuple(map(tuple, grid(planned.measured, False).tolist())),
+            chosen=(int(where[0][chosen_at]), int(where[1][chosen_at])),
+            paused=int(planned.paused[rows].sum()),
+            others_at=str(rest) if rest.knobs() else "",
+            message=_map_message(planned, quantity, values, int(keeps.sum()), knob),
         )
-    return maps[0], maps[1]
+
+    return heat_map("time_s", planned.outlook.log_time_s), heat_map("power_w", planned.outlook.log_power_w)
 
 
-def _others_at(setting: Setting, knob: str) -> str:
-    rest = setting.mode.with_knobs(**{knob: None})
-    return str(rest) if rest.knobs() else ""
-
-
-def _map_message(
-    planned: PlanToExplain, quantity: str, values: list[list[float]], keeps: list[list[float]], knob: str
-) -> str:
-    cells, kept = np.array(values, dtype=float), np.array(keeps, dtype=bool)
-    inside = f"{int(kept.sum())} of {int(np.isfinite(cells).sum())} cells keep the budget."
+def _map_message(planned: PlanToExplain, quantity: str, values: NDArray[Any], keeping: int, knob: str) -> str:
+    inside = f"{keeping} of {int(np.isfinite(values).sum())} cells keep the budget."
+    low, high = np.nanmin(values), np.nanmax(values)
     if quantity == "power_w":
-        return f"Power runs from {watts(np.nanmin(cells))} to {watts(np.nanmax(cells))}; {inside}"
+        return f"Power runs from {watts(low)} to {watts(high)}; {inside}"
     chosen = planned.chosen.setting
     where = f"batch size {chosen.batch_size} at {KNOB_NAMES[knob].split(' (')[0]} {chosen.mode.knobs()[knob]:g}"
-    low, high = (took(float(bound), planned.per) for bound in (np.nanmin(cells), np.nanmax(cells)))
-    return f"Time runs from {low} to {high}; {inside} The choice is {where}."
+    return f"Time runs from {took(low, planned.per)} to {took(high, planned.per)}; {inside} The choice is {where}."
 
 
 def energy_by_setting(planned: PlanToExplain, front: Front) -> EnergyBySetting:

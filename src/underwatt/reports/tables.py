@@ -37,10 +37,14 @@ def table(caption: str, headings: Sequence[str], rows: Sequence[Sequence[str]], 
     for first, *rest in rows:
         cells = "".join(f"<td>{escape(cell)}</td>" for cell in rest)
         body.append(f'<tr><th scope="row">{escape(first)}</th>{cells}</tr>')
+    return _framed(caption, head, "".join(body), "scroll whole" if whole else "scroll")
+
+
+def _framed(caption: str, head: str, body: str, shape: str, kind: str = "") -> str:
     return (
-        f'<div class="scroll{" whole" if whole else ""}" tabindex="0" role="region" aria-label="{escape(caption)}">'
-        f"<table><caption>{escape(caption)}</caption><thead><tr>{head}</tr></thead>"
-        f"<tbody>{''.join(body)}</tbody></table></div>"
+        f'<div class="{shape}" tabindex="0" role="region" aria-label="{escape(caption)}">'
+        f"<table{kind}><caption>{escape(caption)}</caption><thead><tr>{head}</tr></thead>"
+        f"<tbody>{body}</tbody></table></div>"
     )
 
 
@@ -163,12 +167,8 @@ def measurements_table(found: Measurements) -> str:
     )
     body = "".join(f"<tr>{_measured_cells(row, found.knobs)}</tr>" for row in found.rows)
     caption = "All measurements; choose a heading to sort by it"
-    many = " many" if len(found.rows) > MANY_ROWS else ""
-    return (
-        f'<div class="scroll tall{many}" tabindex="0" role="region" aria-label="{caption}">'
-        f'<table class="sortable"><caption>{caption}</caption><thead><tr>{head}</tr></thead>'
-        f"<tbody>{body}</tbody></table></div>"
-    )
+    shape = "scroll tall many" if len(found.rows) > MANY_ROWS else "scroll tall"
+    return _framed(caption, head, body, shape, ' class="sortable"')
 
 
 def _measured_cells(row: Measurement, knobs: Sequence[str]) -> str:
