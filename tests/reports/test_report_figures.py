@@ -19,8 +19,7 @@ from underwatt.records import Setting, to_json
 from underwatt.reports.build import build_report, decided_by, parity_figure
 from underwatt.reports.figures import PowerTrace, Report
 from underwatt.reports.page import render, sections_of
-from underwatt.reports.run_figures import energy_figures, happened, trace_figure
-from underwatt.reports.sources import budget_of
+from underwatt.reports.run_figures import budget_of, energy_figures, happened, trace_figure
 from underwatt.runlog.log import read_log
 from underwatt.runlog.record import RunRecord
 

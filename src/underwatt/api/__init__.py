@@ -352,7 +352,7 @@ def report_figures(
     ``budget`` and ``target`` are the run's by default, else the newest target of the convergence runs.
     """
     from underwatt.reports.build import build_report
-    from underwatt.reports.sources import budget_of, profile_of
+    from underwatt.reports.run_figures import budget_of, profile_of
     from underwatt.store.store import default_store_path
 
     wanted = Budget.of(budget).for_plan() if budget else None
@@ -382,7 +382,7 @@ def report_figures(
 
 def _reported(kept: Store, number: int, record: RunRecord | None, *, asked: bool) -> tuple[Profile, RunRecord | None]:
     """The profile to report on, and the run where it belongs to it."""
-    from underwatt.reports.sources import is_of, profile_of, with_run
+    from underwatt.reports.run_figures import is_of, profile_of, with_run
 
     if number:
         found = kept.profile(number)

@@ -318,7 +318,7 @@ class LiveServer:
                 log_level="error",
                 server_header=False,
                 limit_concurrency=CONNECTIONS,
-                timeout_keep_alive=5,
+                timeout_keep_alive=30,  # a page asks each second, unless its machine is busy
                 timeout_graceful_shutdown=2,
             )
         )

@@ -23,7 +23,7 @@ from underwatt.events import (
     Started,
 )
 from underwatt.records import Status, to_json
-from underwatt.reports.sources import OUTCOMES
+from underwatt.reports.run_figures import OUTCOMES
 from underwatt.reports.words import allowed
 
 if TYPE_CHECKING:

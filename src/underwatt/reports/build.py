@@ -3,47 +3,36 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from underwatt import __version__
 from underwatt.convergence.curve import fit_convergence, targets_of
 from underwatt.errors import UnderwattError
-from underwatt.events import Planned as PlannedEvent
+from underwatt.events import Planned
 from underwatt.predict.base import Z90
 from underwatt.reports.figures import Checked, Convergence, Decision, Measurements, Missing, Parity, Report, Title
-from underwatt.reports.plan_figures import (
-    decide,
-    energy_by_setting,
-    front_figure,
-    heat_maps,
-    make_plan,
-    measured_message,
-)
+from underwatt.reports.plan_figures import decide, energy_by_setting, front_figure, heat_maps, make_plan
 from underwatt.reports.run_figures import energy_figures, happened, trace_figure
-from underwatt.reports.words import figures
+from underwatt.reports.words import duration, figures
 from underwatt.rivals.validate import hold_back, judge
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from numpy.typing import NDArray
-
     from underwatt.budget import Budget
     from underwatt.convergence.curve import ConvergenceCurve
     from underwatt.predict.base import SettingArray
     from underwatt.records import ConvergenceRun, Measurement, PowerMode, Profile, Setting
-    from underwatt.reports.plan_figures import Planned
+    from underwatt.reports.plan_figures import PlanToExplain
     from underwatt.runlog.record import RunRecord
 
-
-# Figures that let a reader check what a plan rests on: samples to the target, and predicted against measured.
 
 # Ten fits to a thousand settings take most of a minute; so many say as much about the predictions.
 MOST_CHECKED = 250
 CURVE_POINTS = 60
+_RUN, _CONVERGE, _PROFILE = "underwatt run JOB --budget 10W", "underwatt converge JOB", "underwatt profile JOB"
 
 
 def convergence_figure(
@@ -88,49 +77,24 @@ def parity_figure(
     usable = [m for m in measurements if m.usable]
     settings = list(dict.fromkeys(m.setting for m in usable))
     rows = np.unique(np.linspace(0, len(settings) - 1, min(most, len(settings))).round().astype(int))
-    checked = {settings[row] for row in rows.tolist()}
-    held = hold_back([m for m in usable if m.setting in checked], references)
+    asked = {settings[row] for row in rows.tolist()}
+    held = hold_back([m for m in usable if m.setting in asked], references)
     verdict = judge(held, "underwatt")
-    predicted = held.predicted
-    step_s = _checked(
-        "step_s",
-        np.array([m.step_s for m in held.measurements]),
-        predicted.log_step_s,
-        predicted.log_step_s_std,
-        verdict.time_mape,
-        verdict.time_cover90,
-    )
-    power_w = _checked(
-        "power_w",
-        np.array([m.power_w for m in held.measurements]),
-        predicted.log_power_w,
-        predicted.log_power_w_std,
-        verdict.power_mape,
-        verdict.power_cover90,
-    )
+
+    def checked(quantity: str, mean_error: float, covered: float) -> Checked:
+        mean, std = (getattr(held.predicted, f"log_{quantity}{end}") for end in ("", "_std"))
+        measured = tuple(getattr(m, quantity) for m in held.measurements)
+        low, middle, high = (tuple(np.exp(mean + z * std).tolist()) for z in (-Z90, 0.0, Z90))
+        return Checked(quantity, measured, middle, low, high, mean_error, covered)
+
     return Parity(
         settings=tuple(m.setting for m in held.measurements),
-        step_s=step_s,
-        power_w=power_w,
+        step_s=checked("step_s", verdict.time_mape, verdict.time_cover90),
+        power_w=checked("power_w", verdict.power_mape, verdict.power_cover90),
         measured=len(settings),
         grade=verdict.grade,
         message=verdict.verdict,
     )
-
-
-def _checked(
-    quantity: str,
-    measured: NDArray[np.float64],
-    mean: NDArray[np.float64],
-    std: NDArray[np.float64],
-    mean_error: float,
-    covered: float,
-) -> Checked:
-    low, middle, high = (tuple(np.exp(mean + z * std).tolist()) for z in (-Z90, 0.0, Z90))
-    return Checked(quantity, tuple(measured.tolist()), middle, low, high, mean_error, covered)
-
-
-_RUN = "underwatt run JOB --budget 10W"
 
 
 def build_report(
@@ -153,76 +117,55 @@ def build_report(
     missing: list[Missing] = []
     curve = _curve(convergence, target, missing)
     planned = _planned(profile, candidates, budget, curve, record, references, stock_modes, missing)
-    report = Report(
-        title=_title(profile, budget, None if record is None else record.start.target, made_at),
-        decision=None,
-        happened="" if record is None else happened(record),
-        front=None,
-        time_map=None,
-        power_map=None,
-        convergence=None,
-        parity=None,
-        trace=None,
-        energy_over_time=None,
-        energy_spent=None,
-        energy_by_setting=None,
-        measurements=_measurements(profile),
-        assumptions=_assumptions(profile, planned, record, references, curve),
-        missing=(),
-    )
+    found: dict[str, Any] = {}
     if planned is not None:
         sentence, key_figures = decide(planned, None if curve is None else curve.target)
-        front = front_figure(planned)
-        time_map, power_map = heat_maps(planned) or (None, None)
-        report = replace(
-            report,
-            decision=Decision(sentence, planned.reason, key_figures),
-            front=front,
-            time_map=time_map,
-            power_map=power_map,
-            energy_by_setting=energy_by_setting(planned, front),
-        )
+        found["decision"] = Decision(sentence, planned.reason, key_figures)
+        found["front"] = front_figure(planned)
+        found["time_map"], found["power_map"] = heat_maps(planned) or (None, None)
+        found["energy_by_setting"] = energy_by_setting(planned, found["front"])
     if curve is not None:
         sizes = () if candidates is None else sorted({int(size) for size in candidates.batch_size})
         chosen = None if planned is None else planned.chosen.setting.batch_size
-        report = replace(report, convergence=convergence_figure(convergence, curve, sizes, chosen))
+        found["convergence"] = convergence_figure(convergence, curve, sizes, chosen)
     try:
-        report = replace(report, parity=parity_figure(profile.measurements, references))
+        found["parity"] = parity_figure(profile.measurements, references)
     except UnderwattError as exc:
-        missing.append(Missing("Predicted against measured", exc.message, "underwatt profile JOB"))
-    report = _with_run(report, record, planned, budget, missing)
-    return replace(report, missing=tuple(missing))
-
-
-def _title(profile: Profile, budget: Budget | None, target: float | None, made_at: str) -> Title:
-    return Title(
-        workload=profile.workload.name,
-        device=profile.device.name,
-        simulated=profile.device.simulated,
-        budget="" if budget is None else str(budget),
-        target=target,
-        made_at=made_at,
-        version=__version__,
+        missing.append(Missing("Predicted against measured", exc.message, _PROFILE))
+    if record is not None:
+        found["happened"] = happened(record)
+    found |= _of_run(record, planned, budget, missing)
+    return Report(
+        title=Title(
+            workload=profile.workload.name,
+            device=profile.device.name,
+            simulated=profile.device.simulated,
+            budget="" if budget is None else str(budget),
+            target=None if record is None else record.start.target,
+            made_at=made_at,
+            version=__version__,
+        ),
+        measurements=_measurements(profile),
+        assumptions=_assumptions(profile, planned, record, references, curve),
+        missing=tuple(missing),
+        **found,
     )
 
 
 def _curve(runs: Sequence[ConvergenceRun], target: float | None, missing: list[Missing]) -> ConvergenceCurve | None:
-    if not runs:
-        missing.append(
-            Missing("Convergence", "No convergence runs of this workload are stored.", "underwatt converge JOB")
-        )
-        return None
     made_for = targets_of(runs)
-    if target is not None and target not in made_for:
+    if not runs:
+        why = "No convergence runs of this workload are stored."
+    elif target is not None and target not in made_for:
         made = ", ".join(f"{one:g}" for one in made_for)
         why = f"The convergence runs are for {made}, the target is {target:g}: times are those of one sample."
-        missing.append(Missing("Convergence", why, "underwatt converge JOB"))
-        return None
-    try:
-        return fit_convergence(runs, runs[-1].target if target is None else target)
-    except UnderwattError as exc:
-        missing.append(Missing("Convergence", exc.message, "underwatt converge JOB"))
-        return None
+    else:
+        try:
+            return fit_convergence(runs, runs[-1].target if target is None else target)
+        except UnderwattError as exc:
+            why = exc.message
+    missing.append(Missing("Convergence", why, _CONVERGE))
+    return None
 
 
 def _planned(
@@ -234,37 +177,28 @@ def _planned(
     references: Sequence[Profile],
     stock_modes: Mapping[str, PowerMode] | None,
     missing: list[Missing],
-) -> Planned | None:
-    section = "Decision, front, heat maps and energy"
+) -> PlanToExplain | None:
+    command = "underwatt report --budget 10W"
     if candidates is None:
-        missing.append(Missing(section, "Too few settings were measured to predict others.", "underwatt profile JOB"))
-        return None
-    if budget is None:
-        missing.append(Missing(section, "No budget was given.", "underwatt report --budget 10W"))
-        return None
-    decided = None if record is None else decided_by(record, budget)
-    idle_w = None if record is None else record.start.idle_w
-    try:
-        return make_plan(
-            profile,
-            candidates,
-            budget,
-            curve,
-            references=references,
-            stock_modes=stock_modes,
-            decided=decided,
-            idle_w=idle_w,
-        )
-    except UnderwattError as exc:
-        missing.append(Missing(section, str(exc), "underwatt report --budget 10W"))
-        return None
+        why, command = "Too few settings were measured to predict others.", _PROFILE
+    elif budget is None:
+        why = "No budget was given."
+    else:
+        decided = None if record is None else decided_by(record, budget)
+        idle_w = None if record is None else record.start.idle_w
+        try:
+            return make_plan(profile, candidates, budget, curve, references, stock_modes, decided, idle_w)
+        except UnderwattError as exc:
+            why = str(exc)
+    missing.append(Missing("Decision, front, heat maps and energy", why, command))
+    return None
 
 
 def decided_by(record: RunRecord, budget: Budget) -> tuple[Setting, str] | None:
     """What a run chose last under this budget, and why."""
     plans = [
         plan
-        for plan in record.of(PlannedEvent)
+        for plan in record.of(Planned)
         if budget.power_w is None or float(record.budget_at(plan.at_s)) == budget.power_w
     ]
     return (plans[-1].chosen, plans[-1].reason) if plans else None
@@ -275,29 +209,28 @@ def _measurements(profile: Profile) -> Measurements | None:
     if not rows:
         return None
     knobs = tuple(dict.fromkeys(knob for row in rows for knob in row.setting.mode.knobs()))
-    cost_s = sum(row.cost_s for row in rows)
-    return Measurements(knobs, rows, measured_message(len(rows), len(profile.usable()), cost_s))
+    lost, cost_s = len(rows) - len(profile.usable()), sum(row.cost_s for row in rows)
+    failed = f", {lost} of them without a result" if lost else ""
+    cost = f" in {duration(cost_s)} of measuring" if math.isfinite(cost_s) and cost_s > 0 else ""
+    return Measurements(knobs, rows, f"{len(rows):,} measurements{failed}{cost}.")
 
 
-def _with_run(
-    report: Report, record: RunRecord | None, planned: Planned | None, budget: Budget | None, missing: list[Missing]
-) -> Report:
-    section = "Power and energy over time"
-    if record is None:
-        missing.append(Missing(section, "There is no run to show.", _RUN))
-        return report
-    trace = trace_figure(record)
-    if trace is None:
-        missing.append(Missing(section, "The run logged no power.", _RUN))
-        return report
+def _of_run(
+    record: RunRecord | None, planned: PlanToExplain | None, budget: Budget | None, missing: list[Missing]
+) -> dict[str, Any]:
+    trace = None if record is None else trace_figure(record)
+    if record is None or trace is None:
+        why = "There is no run to show." if record is None else "The run logged no power."
+        missing.append(Missing("Power and energy over time", why, _RUN))
+        return {}
     expected_j = planned.chosen.energy_j.expected if planned is not None and planned.per == "target" else None
     over_time, spent = energy_figures(record, expected_j, budget) or (None, None)
-    return replace(report, trace=trace, energy_over_time=over_time, energy_spent=spent)
+    return {"trace": trace, "energy_over_time": over_time, "energy_spent": spent}
 
 
 def _assumptions(
     profile: Profile,
-    planned: Planned | None,
+    planned: PlanToExplain | None,
     record: RunRecord | None,
     references: Sequence[Profile],
     curve: ConvergenceCurve | None,

@@ -1,28 +1,32 @@
-"""The time–power front, drawn with direct labels."""
+"""Drawings of a plan, the time–power front and heat maps, and what all drawings are made of."""
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from itertools import pairwise, product
-from typing import TYPE_CHECKING, Any
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from underwatt.reports.words import KNOB_NAMES, bound, duration, time_unit, watts
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from underwatt.reports.figures import Front, HeatMap
+    from underwatt.planning.choice import Expectation
+    from underwatt.reports.figures import Front, HeatMap, MeasuredPoint
 
 
-# What all drawings share. Colours are names of CSS variables: the page resolves them, light or dark.
-
+# Colours are names of CSS variables: the page resolves them, light or dark.
 INK, QUIET, LINE = "var(--ink)", "var(--quiet)", "var(--line)"
 ACCENT, BAND, OVER, GROUND = "var(--accent)", "var(--band)", "var(--over)", "var(--ground)"
 SCALE = [[0.0, "var(--scale-0)"], [0.5, "var(--scale-1)"], [1.0, "var(--scale-2)"]]
 
 Drawing = dict[str, Any]
 MOST_TICKS = 7
+
+
+def quantity(name: str, unit: str, *, simulated: bool) -> str:
+    """The title of an axis."""
+    return f"{name} ({unit}{', simulated' if simulated else ''})"
 
 
 def axis(title: str, **more: Any) -> dict[str, Any]:
@@ -100,7 +104,7 @@ def line(x: list[Any], y: list[Any], *, color: str = ACCENT, width: float = 2, *
 
 
 def points(
-    x: list[Any], y: list[Any], texts: list[str], *, size: float, color: str, symbol: str = "circle"
+    x: list[Any], y: list[Any], texts: list[str], *, size: float, color: str, symbol: str = "circle", **marker: Any
 ) -> dict[str, Any]:
     """Points with a text each, shown when pointed at."""
     return {
@@ -110,24 +114,18 @@ def points(
         "y": y,
         "hovertext": [plain(text) for text in texts],
         "hoverinfo": "text",
-        "marker": {"symbol": symbol, "size": size, "color": color},
+        "marker": {"symbol": symbol, "size": size, "color": color, **marker},
     }
 
 
-def vertical(x: float) -> dict[str, Any]:
-    """A dashed line from bottom to top."""
-    return {
-        "type": "line",
-        "x0": x,
-        "x1": x,
-        "y0": 0,
-        "y1": 1,
-        "yref": "paper",
-        "line": {"color": INK, "width": 1.5, "dash": "dash"},
-    }
+def dashed(*, x: float | None = None, y: float | None = None, color: str = INK) -> dict[str, Any]:
+    """A dashed line through the whole drawing: upright at ``x``, or level at ``y``."""
+    if x is not None:
+        where = {"x0": x, "x1": x, "y0": 0, "y1": 1, "yref": "paper"}
+    else:
+        where = {"x0": 0, "x1": 1, "xref": "paper", "y0": y, "y1": y}
+    return {"type": "line", **where, "line": {"color": color, "width": 1.5, "dash": "dash"}}
 
-
-# Where labels go: beside their points, and not on top of each other.
 
 # Pixels: of a usual drawing, a letter of its labels, and how far a label stands off its point.
 WIDTH, HEIGHT = 720.0, 340.0
@@ -139,8 +137,7 @@ ACROSS = 600.0
 Box = tuple[float, float, float, float]
 
 
-@dataclass(frozen=True, slots=True)
-class Place:
+class Place(NamedTuple):
     """Shift of a label from its point, in pixels, and which end of the label stands there."""
 
     x_shift: float
@@ -156,8 +153,9 @@ def place_labels(
     uprights: Sequence[float] = (),
     close: int = 0,
 ) -> list[Place]:
-    """A place for each text; points are shares of the drawing's width and height, the most important first.
+    """A place for each text beside its point, and not on top of others.
 
+    Points are shares of the drawing's width and height, the most important first.
     ``avoid`` are other things drawn and ``uprights`` lines from bottom to top, which labels should not cover. The
     first ``close`` texts stay right beside their points, whatever they cover.
     """
@@ -176,16 +174,14 @@ def place_labels(
 
 def _tries(x: float, y: float, text: str) -> list[tuple[Place, Box]]:
     length = LETTER * (len(text) + 0.5 * sum(text.count(wide) for wide in "mwMW"))
-    tries = [
-        (Place(0.0, up, "center"), (x - length / 2, y + up - LABEL_LINE / 2, x + length / 2, y + up + LABEL_LINE / 2))
-        for up in (ABOVE, -ABOVE)
-    ]
-    for up, anchor in product((0.0, 16.0, -16.0, 32.0, -32.0, 48.0, -48.0, 66.0, -66.0), ("left", "right")):
-        shift = OFF if anchor == "left" else -OFF
-        left = x + shift if anchor == "left" else x + shift - length
-        tries.append(
-            (Place(shift, up, anchor), (left, y + up - LABEL_LINE / 2, left + length, y + up + LABEL_LINE / 2))
-        )
+    places = [Place(0.0, up, "center") for up in (ABOVE, -ABOVE)]
+    for up in (0.0, 16.0, -16.0, 32.0, -32.0, 48.0, -48.0, 66.0, -66.0):
+        places += [Place(OFF, up, "left"), Place(-OFF, up, "right")]
+    tries = []
+    for place in places:
+        left = x + place.x_shift - {"left": 0.0, "center": length / 2, "right": length}[place.anchor]
+        middle = y + place.y_shift
+        tries.append((place, (left, middle - LABEL_LINE / 2, left + length, middle + LABEL_LINE / 2)))
     return tries
 
 
@@ -211,40 +207,16 @@ MANY = 100
 
 def draw_front(front: Front, simulated: bool) -> Drawing:
     """Time over power: the band, the front, what was measured, others, the choice, and the budget."""
+    chosen, budget_w = front.chosen, front.budget_w
     times = [point.time_s.expected for point in front.front]
-    unit_s, unit = time_unit(sorted([*times, front.chosen.time_s.expected])[len(times) // 2])
+    unit_s, unit = time_unit(sorted([*times, chosen.time_s.expected])[len(times) // 2])
     along = sorted(front.front, key=lambda point: point.power_w.expected)
-    watts_of = [point.power_w.expected for point in along]
-    traces: list[dict[str, Any]] = [
-        line(watts_of, [p.time_s.high / unit_s for p in along], width=0),
-        line(watts_of, [p.time_s.low / unit_s for p in along], width=0, fill="tonexty", fillcolor=BAND),
-        line(
-            watts_of,
-            [p.time_s.expected / unit_s for p in along],
-            hovertext=[
-                plain(f"{p.setting}: {duration(p.time_s.expected)}, {watts(p.power_w.expected)}") for p in along
-            ],
-            hoverinfo="text",
-        ),
-    ]
-    many = len(front.measured) > MANY
-    for fits, symbol in ((True, "circle"), (False, "circle-open")):
-        some = [point for point in front.measured if point.fits is fits]
-        traces.append(
-            points(
-                [p.power_w for p in some],
-                [p.time_s / unit_s for p in some],
-                [f"measured: {p.setting}: {duration(p.time_s)}, {watts(p.power_w)}" for p in some],
-                symbol=symbol,
-                size=4 if many else 6,
-                color=QUIET,
-            )
-        )
-        traces[-1]["marker"]["opacity"] = 0.4 if many else 1.0
-    chosen = front.chosen
     same = [other for other in front.others if other.choice.setting == chosen.setting]
     others = [other for other in front.others if math.isfinite(other.choice.time_s) and other not in same]
-    traces.append(
+    names = ", also ".join(["the choice", *(other.choice.name for other in same)])
+    traces = [
+        *_front_lines(along, unit_s),
+        *_measured_points(front.measured, unit_s),
         points(
             [o.choice.power_w for o in others],
             [o.choice.time_s / unit_s for o in others],
@@ -252,50 +224,58 @@ def draw_front(front: Front, simulated: bool) -> Drawing:
             symbol="diamond",
             size=10,
             color=INK,
-        )
-    )
-    traces.append(
+        ),
         points(
             [chosen.power_w.expected],
             [chosen.time_s.expected / unit_s],
-            [f"{', also '.join(['the choice', *(other.choice.name for other in same)])}: {chosen.setting}"],
-            symbol="circle",
+            [f"{names}: {chosen.setting}"],
             size=15,
             color=ACCENT,
-        )
-    )
-    box = _extent(traces, front.budget_w)
+        ),
+    ]
+    box = _extent(traces, budget_w)
     named = [("choice", "choice", chosen.power_w.expected, chosen.time_s.expected)]
     named += [(o.label, o.letter, o.choice.power_w, o.choice.time_s) for o in others]
-    drawn = _along([(p.power_w.expected, p.time_s.expected) for p in along]) + [
-        (p.power_w, p.time_s) for p in front.measured
-    ]
-    labels = _front_labels(named, drawn, unit_s, box, front.budget_w)
-    shapes = []
-    if front.budget_w is not None:
-        shapes.append(vertical(front.budget_w))
-        left = (front.budget_w - box[0]) / (box[1] - box[0]) < EDGE
-        labels.append(
-            label(
-                f"budget {bound(front.budget_w)}{' for peaks' if front.bounds == 'peak' else ''}",
-                front.budget_w,
-                1,
-                yref="paper",
-                xanchor="left" if left else "right",
-                yanchor="top",
-                xshift=4 if left else -4,
-            )
-        )
+    drawn = _along([(p.power_w.expected, p.time_s.expected) for p in along])
+    drawn += [(p.power_w, p.time_s) for p in front.measured]
+    labels = _front_labels(named, drawn, unit_s, box, budget_w)
+    if budget_w is not None:
+        text = f"budget {bound(budget_w)}{' for peaks' if front.bounds == 'peak' else ''}"
+        left = (budget_w - box[0]) / (box[1] - box[0]) < EDGE
+        beside: dict[str, Any] = {"xanchor": "left", "xshift": 4} if left else {"xanchor": "right", "xshift": -4}
+        labels.append(label(text, budget_w, 1, yref="paper", yanchor="top", **beside))
     what = "Time to target" if front.per == "target" else "Time of one sample"
-    told = ", simulated" if simulated else ""
     return drawing(
         traces,
         height=440,
-        xaxis=axis(f"Mean power (W{told})", range=list(box[:2])),
-        yaxis=log_axis(f"{what} ({unit}{told})", *box[2:]),
+        xaxis=axis(quantity("Mean power", "W", simulated=simulated), range=list(box[:2])),
+        yaxis=log_axis(quantity(what, unit, simulated=simulated), *box[2:]),
         annotations=labels,
-        shapes=shapes,
+        shapes=[] if budget_w is None else [dashed(x=budget_w)],
     )
+
+
+def _front_lines(along: list[Expectation], unit_s: float) -> list[dict[str, Any]]:
+    """The band and the front itself."""
+    power_w = [point.power_w.expected for point in along]
+    texts = [plain(f"{p.setting}: {duration(p.time_s.expected)}, {watts(p.power_w.expected)}") for p in along]
+    return [
+        line(power_w, [p.time_s.high / unit_s for p in along], width=0),
+        line(power_w, [p.time_s.low / unit_s for p in along], width=0, fill="tonexty", fillcolor=BAND),
+        line(power_w, [p.time_s.expected / unit_s for p in along], hovertext=texts, hoverinfo="text"),
+    ]
+
+
+def _measured_points(measured: Sequence[MeasuredPoint], unit_s: float) -> list[dict[str, Any]]:
+    """Filled what keeps the budget, open what does not."""
+    size, opacity = (4, 0.4) if len(measured) > MANY else (6, 1.0)
+    traces = []
+    for fits, symbol in ((True, "circle"), (False, "circle-open")):
+        some = [point for point in measured if point.fits is fits]
+        texts = [f"measured: {p.setting}: {duration(p.time_s)}, {watts(p.power_w)}" for p in some]
+        x, y = [p.power_w for p in some], [p.time_s / unit_s for p in some]
+        traces.append(points(x, y, texts, symbol=symbol, size=size, color=QUIET, opacity=opacity))
+    return traces
 
 
 def _along(line_points: list[tuple[float, float]]) -> list[tuple[float, float]]:
@@ -351,56 +331,27 @@ def _front_labels(
     ]
 
 
-# Heat maps over batch size and clock.
-
-
 def draw_map(heat: HeatMap, simulated: bool) -> Drawing:
     """A heat map; the region that keeps the budget is outlined, measured cells are dotted, the choice is ringed."""
     rows, columns = len(heat.knob_values), len(heat.batch_sizes)
-    flat = sorted(value for line in heat.values for value in line if math.isfinite(value))
-    is_time = heat.quantity == "time_s"
-    say = duration if is_time else watts
-    ticks = [flat[round(share * (len(flat) - 1))] for share in (0.0, 0.25, 0.5, 0.75, 1.0)] if flat else []
-    traces: list[dict[str, Any]] = [
-        {
-            "type": "heatmap",
-            "z": [[math.log10(v) if math.isfinite(v) else None for v in line] for line in heat.values],
-            "colorscale": SCALE,
-            "text": [
-                [f"batch {size}, {heat.knob_values[row]:g}: {say(value)}" for size, value in cells]
-                for row, cells in enumerate(zip(heat.batch_sizes, line, strict=True) for line in heat.values)
-            ],
-            "hovertemplate": "%{text}<extra></extra>",
-            "xgap": 1,
-            "ygap": 1 if rows <= 40 else 0,
-            "colorbar": {
-                "thickness": 10,
-                "outlinewidth": 0,
-                "tickvals": [math.log10(value) for value in ticks],
-                "ticktext": [say(value) for value in ticks],
-            },
-        }
-    ]
     x, y = _outline(heat.keeps)
-    traces.append(line(x, y, color=INK, width=2.5, hoverinfo="skip"))
     dots = [(r, c) for r in range(rows) for c in range(columns) if heat.measured[r][c]]
-    traces.append(points([c for _, c in dots], [r for r, _ in dots], ["measured"] * len(dots), size=7, color=INK))
-    traces[-1]["marker"]["line"] = {"width": 1.5, "color": GROUND}
+    dots_x, dots_y = [c for _, c in dots], [r for r, _ in dots]
+    edge = {"width": 1.5, "color": GROUND}
     row, column = heat.chosen
-    traces.append(points([column], [row], ["the choice"], symbol="circle-open", size=17, color=OVER))
-    traces[-1]["marker"]["line"] = {"width": 3}
+    traces = [
+        _cells(heat),
+        line(x, y, color=INK, width=2.5, hoverinfo="skip"),
+        points(dots_x, dots_y, ["measured"] * len(dots), size=7, color=INK, line=edge),
+        points([column], [row], ["the choice"], symbol="circle-open", size=17, color=OVER, line={"width": 3}),
+    ]
+    of_time = "Time to target" if heat.per == "target" else "Time of one sample"
+    title = (of_time if heat.quantity == "time_s" else "Mean power") + (" (simulated)" if simulated else "")
     step = max(1, math.ceil(rows / 12))
-    title = ("Time to target" if heat.per == "target" else "Time of one sample") if is_time else "Mean power"
     return drawing(
         traces,
         height=min(560, max(300, 130 + 24 * rows)),
-        title={
-            "text": title + (" (simulated)" if simulated else ""),
-            "font": {"size": 14},
-            "x": 0,
-            "xref": "paper",
-            "y": 0.98,
-        },
+        title={"text": title, "font": {"size": 14}, "x": 0, "xref": "paper", "y": 0.98},
         margin={"l": 72, "r": 8, "t": 44, "b": 48},
         xaxis=axis(
             "Batch size",
@@ -417,6 +368,30 @@ def draw_map(heat: HeatMap, simulated: bool) -> Drawing:
             showgrid=False,
         ),
     )
+
+
+def _cells(heat: HeatMap) -> dict[str, Any]:
+    say = duration if heat.quantity == "time_s" else watts
+    flat = sorted(value for row in heat.values for value in row if math.isfinite(value))
+    ticks = [flat[round(share * (len(flat) - 1))] for share in (0.0, 0.25, 0.5, 0.75, 1.0)] if flat else []
+    return {
+        "type": "heatmap",
+        "z": [[math.log10(value) if math.isfinite(value) else None for value in row] for row in heat.values],
+        "colorscale": SCALE,
+        "text": [
+            [f"batch {size}, {knob:g}: {say(value)}" for size, value in zip(heat.batch_sizes, row, strict=True)]
+            for knob, row in zip(heat.knob_values, heat.values, strict=True)
+        ],
+        "hovertemplate": "%{text}<extra></extra>",
+        "xgap": 1,
+        "ygap": 1 if len(heat.values) <= 40 else 0,
+        "colorbar": {
+            "thickness": 10,
+            "outlinewidth": 0,
+            "tickvals": [math.log10(value) for value in ticks],
+            "ticktext": [say(value) for value in ticks],
+        },
+    }
 
 
 def _outline(keeps: tuple[tuple[bool, ...], ...]) -> tuple[list[float | None], list[float | None]]:

@@ -1,4 +1,4 @@
-"""Drawings of a run: its power against the budget, and where its energy went."""
+"""Drawings of a run, power and energy, and of what a plan rests on: convergence, and predicted against measured."""
 
 from __future__ import annotations
 
@@ -13,16 +13,19 @@ from underwatt.reports.draw_plan import (
     OVER,
     QUIET,
     axis,
+    dashed,
     drawing,
     label,
     line,
     log_axis,
     points,
-    vertical,
+    quantity,
 )
 from underwatt.reports.words import bound, counted, duration, energy, energy_unit, figures, time_unit
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from underwatt.records import Setting
     from underwatt.reports.draw_plan import Drawing
     from underwatt.reports.figures import Checked, Convergence, EnergyBySetting, EnergyOverTime, EnergySpent, PowerTrace
@@ -37,7 +40,7 @@ def draw_trace(trace: PowerTrace) -> Drawing:
     unit_s, unit = time_unit(trace.at_s[-1])
     traces: list[dict[str, Any]] = [
         _over_time(trace.at_s, trace.power_w, unit_s, color="var(--faint)", width=1),
-        _over_time(trace.mean_at_s, trace.mean_w, unit_s, color=ACCENT, width=2),
+        _over_time(trace.mean_at_s, trace.mean_w, unit_s),
     ]
     labels = []
     if trace.budget_w:
@@ -61,12 +64,11 @@ def draw_trace(trace: PowerTrace) -> Drawing:
             "hovertemplate": "%{y:.3g} W, above the budget<extra></extra>",
         }
     )
-    told = ", simulated" if trace.simulated else ""
     return drawing(
         traces,
         height=360,
-        xaxis=axis(f"Time ({unit}{told})"),
-        yaxis=axis(f"Power (W{told})", rangemode="tozero"),
+        xaxis=axis(quantity("Time", unit, simulated=trace.simulated)),
+        yaxis=axis(quantity("Power", "W", simulated=trace.simulated), rangemode="tozero"),
         annotations=labels,
     )
 
@@ -74,32 +76,19 @@ def draw_trace(trace: PowerTrace) -> Drawing:
 def draw_energy(found: EnergyOverTime) -> Drawing:
     """Energy over time."""
     unit_s, unit = time_unit(found.at_s[-1])
-    largest = max(found.energy_j[-1], found.expected_j or 0.0)
-    unit_j, unit_name = energy_unit(largest)
-    traces = [_over_time(found.at_s, [value / unit_j for value in found.energy_j], unit_s, color=ACCENT, width=2)]
-    labels, shapes = [], []
+    unit_j, unit_name = energy_unit(max(found.energy_j[-1], found.expected_j or 0.0))
     expected = f"expected to the target with {found.expected_under} all along"
+    labels, shapes = [], []
     for name, value in ((expected, found.expected_j), ("budget", found.budget_j)):
         if value is not None:
-            shapes.append(
-                {
-                    "type": "line",
-                    "x0": 0,
-                    "x1": 1,
-                    "xref": "paper",
-                    "y0": value / unit_j,
-                    "y1": value / unit_j,
-                    "line": {"color": QUIET, "width": 1.5, "dash": "dash"},
-                }
-            )
+            shapes.append(dashed(y=value / unit_j, color=QUIET))
             text = f"{name}: {energy(value)}"
             labels.append(label(text, 0, value / unit_j, xref="paper", xanchor="left", yanchor="bottom", xshift=4))
-    told = ", simulated" if found.simulated else ""
     return drawing(
-        traces,
+        [_over_time(found.at_s, [value / unit_j for value in found.energy_j], unit_s)],
         height=320,
-        xaxis=axis(f"Time ({unit}{told})"),
-        yaxis=axis(f"Energy ({unit_name}{told})", rangemode="tozero"),
+        xaxis=axis(quantity("Time", unit, simulated=found.simulated)),
+        yaxis=axis(quantity("Energy", unit_name, simulated=found.simulated), rangemode="tozero"),
         annotations=labels,
         shapes=shapes,
     )
@@ -112,8 +101,7 @@ def draw_spent(found: EnergySpent) -> Drawing:
     for share in shown:
         text = f"{energy(share.energy_j)}, {duration(share.time_s)}"
         bars.append((f"{share.setting}  ·  {text}", f"{short(share.setting)} · {text}", share.energy_j))
-    rest = found.shares[len(shown) :]
-    if rest:
+    if rest := found.shares[len(shown) :]:
         joules, seconds = sum(share.energy_j for share in rest), sum(share.time_s for share in rest)
         text = f"{counted(len(rest), 'other setting')} · {energy(joules)}, {duration(seconds)}"
         bars.append((text, text, joules))
@@ -123,20 +111,17 @@ def draw_spent(found: EnergySpent) -> Drawing:
 def draw_energy_by_setting(found: EnergyBySetting) -> Drawing:
     """Expected energy of the choice and of what others would choose."""
     spent_j = found.chosen.energy_j.expected
-    bars = [
-        (f"the choice: {found.chosen.setting}  ·  {energy(spent_j)}", f"the choice · {energy(spent_j)}", spent_j),
-    ]
+    bars = [(f"the choice: {found.chosen.setting}  ·  {energy(spent_j)}", f"the choice · {energy(spent_j)}", spent_j)]
     for other in found.others:
         over = other.choice.fits == "over"
         joules = energy(other.choice.energy_j)
         text = f"{joules} in {duration(other.choice.time_s)}{', over the budget' if over else ''}"
-        brief = f"{other.letter}: {_cut(other.label, LONGEST_BRIEF)} · {joules}{', over' if over else ''}"
+        name = other.label
+        if len(name) > LONGEST_BRIEF:
+            name = f"{name[: LONGEST_BRIEF - 1].rstrip()}…"
+        brief = f"{other.letter}: {name} · {joules}{', over' if over else ''}"
         bars.append((f"{other.letter}: {other.choice.name}  ·  {text}", brief, other.choice.energy_j))
     return _bars(bars)
-
-
-def _cut(text: str, longest: int) -> str:
-    return text if len(text) <= longest else f"{text[: longest - 1].rstrip()}…"
 
 
 def short(setting: Setting) -> str:
@@ -151,21 +136,7 @@ def _bars(bars: list[tuple[str, str, float]]) -> Drawing:
     """Bars from the left, each with its words above itself, for a wide screen and for a phone."""
     largest = max(value for _, _, value in bars) or 1.0
     count = len(bars)
-    labels = []
-    for at, (text, brief, _) in enumerate(bars):
-        row = count - 1 - at
-        labels.append(
-            label(
-                text,
-                0,
-                row,
-                brief,
-                xanchor="left",
-                yanchor="bottom",
-                yshift=7,
-                font={"color": INK, "size": 12},
-            )
-        )
+    above: dict[str, Any] = {"xanchor": "left", "yanchor": "bottom", "yshift": 7, "font": {"color": INK, "size": 12}}
     return drawing(
         [
             {
@@ -182,22 +153,15 @@ def _bars(bars: list[tuple[str, str, float]]) -> Drawing:
         margin={"l": 4, "r": 4, "t": 12, "b": 4},
         xaxis={"visible": False, "fixedrange": True, "range": [0, 1.02]},
         yaxis={"visible": False, "fixedrange": True, "range": [-0.45, count - 0.3]},
-        annotations=labels,
+        annotations=[label(text, 0, count - 1 - at, brief, **above) for at, (text, brief, _) in enumerate(bars)],
     )
 
 
-def _over_time(at_s: Any, values: Any, unit_s: float, *, color: str, width: float) -> dict[str, Any]:
-    return {
-        "type": "scatter",
-        "mode": "lines",
-        "x": [round(at / unit_s, 6) for at in at_s],
-        "y": list(values),
-        "line": {"color": color, "width": width},
-        "hovertemplate": "%{y:.4g}<extra></extra>",
-    }
-
-
-# Drawings of what a plan rests on: convergence, and predicted against measured.
+def _over_time(
+    at_s: Sequence[float], values: Sequence[float], unit_s: float, *, color: str = ACCENT, width: float = 2
+) -> dict[str, Any]:
+    x = [round(at / unit_s, 6) for at in at_s]
+    return line(x, list(values), color=color, width=width, hovertemplate="%{y:.4g}<extra></extra>")
 
 
 def draw_convergence(found: Convergence) -> Drawing:
@@ -218,25 +182,21 @@ def draw_convergence(found: Convergence) -> Drawing:
     ]
     shapes, labels = [], []
     if found.chosen_batch_size is not None:
-        shapes.append(vertical(found.chosen_batch_size))
+        shapes.append(dashed(x=found.chosen_batch_size))
         at = math.log10(found.chosen_batch_size)
         labels.append(
             label(f"choice: {found.chosen_batch_size}", at, 1, yref="paper", xanchor="left", xshift=4, yanchor="top")
         )
     ticks = sorted({run.batch_size for run in found.runs} | {sizes[0], sizes[-1]})
+    values = [*found.low, *found.high, *(run.samples for run in reached)]
     return drawing(
         traces,
         height=360,
         xaxis=axis("Batch size", type="log", tickvals=ticks, ticktext=[str(size) for size in ticks]),
-        yaxis=log_axis(f"Samples to reach {found.target:g}", *_samples_range(found)),
+        yaxis=log_axis(f"Samples to reach {found.target:g}", min(values) / 1.05, max(values) * 1.1),
         shapes=shapes,
         annotations=labels,
     )
-
-
-def _samples_range(found: Convergence) -> tuple[float, float]:
-    values = [*found.low, *found.high, *(run.samples for run in found.runs if run.reached)]
-    return min(values) / 1.05, max(values) * 1.1
 
 
 def draw_checked(checked: Checked, settings: list[str], simulated: bool) -> Drawing:
@@ -256,21 +216,11 @@ def draw_checked(checked: Checked, settings: list[str], simulated: bool) -> Draw
         "width": 0,
     }
     name = "Step time" if is_time else "Mean power"
-    told = ", simulated" if simulated else ""
+    text = f"off by {checked.mean_error:.1f}% on average"
     return drawing(
         [line([low, high], [low, high], color=LINE, width=1.5, hoverinfo="skip"), dots],
         height=340,
-        xaxis=log_axis(f"{name} measured ({unit}{told})", low, high),
+        xaxis=log_axis(quantity(f"{name} measured", unit, simulated=simulated), low, high),
         yaxis=log_axis(f"{name} predicted ({unit})", low, high),
-        annotations=[
-            label(
-                f"off by {checked.mean_error:.1f}% on average",
-                0,
-                1,
-                xref="paper",
-                yref="paper",
-                xanchor="left",
-                xshift=6,
-            )
-        ],
+        annotations=[label(text, 0, 1, xref="paper", yref="paper", xanchor="left", xshift=6)],
     )

@@ -240,17 +240,17 @@ class Report:
     """All figures; ``None`` where the data are missing, which ``missing`` then says."""
 
     title: Title
-    decision: Decision | None
-    happened: str  # how the run went, empty where there is none
-    front: Front | None
-    time_map: HeatMap | None
-    power_map: HeatMap | None
-    convergence: Convergence | None
-    parity: Parity | None
-    trace: PowerTrace | None
-    energy_over_time: EnergyOverTime | None
-    energy_spent: EnergySpent | None
-    energy_by_setting: EnergyBySetting | None
-    measurements: Measurements | None
-    assumptions: tuple[str, ...]
-    missing: tuple[Missing, ...]
+    decision: Decision | None = None
+    happened: str = ""  # how the run went, empty where there is none
+    front: Front | None = None
+    time_map: HeatMap | None = None
+    power_map: HeatMap | None = None
+    convergence: Convergence | None = None
+    parity: Parity | None = None
+    trace: PowerTrace | None = None
+    energy_over_time: EnergyOverTime | None = None
+    energy_spent: EnergySpent | None = None
+    energy_by_setting: EnergyBySetting | None = None
+    measurements: Measurements | None = None
+    assumptions: tuple[str, ...] = ()
+    missing: tuple[Missing, ...] = ()

@@ -11,26 +11,7 @@ from importlib.resources import files
 from typing import TYPE_CHECKING
 
 from underwatt._imports import require
-from underwatt.reports.draw_plan import draw_front, draw_map
-from underwatt.reports.draw_run import (
-    draw_checked,
-    draw_convergence,
-    draw_energy,
-    draw_energy_by_setting,
-    draw_spent,
-    draw_trace,
-)
-from underwatt.reports.tables import (
-    choices_table,
-    convergence_table,
-    energy_table,
-    front_table,
-    map_table,
-    measurements_table,
-    others_table,
-    parity_table,
-    trace_table,
-)
+from underwatt.reports import draw_plan, draw_run, tables
 
 if TYPE_CHECKING:
     from underwatt.reports.draw_plan import Drawing
@@ -44,9 +25,6 @@ if TYPE_CHECKING:
         Report,
         Title,
     )
-
-
-# The order of a report: which figures stand together, under which heading, with which words.
 
 PAUSED = " Settings that draw more are shown as pauses between steps would hold them: at the budget, and slower."
 
@@ -87,7 +65,7 @@ def sections_of(report: Report) -> tuple[Section, ...]:
         None if report.energy_by_setting is None else _energy_by_setting(report.energy_by_setting),
     ]
     if report.measurements is not None:
-        table = measurements_table(report.measurements)
+        table = tables.measurements_table(report.measurements)
         found.append(Section("measurements", "Measurements", report.measurements.message, shown=table))
     if report.assumptions:
         items = "".join(f"<li>{escape(text)}</li>" for text in report.assumptions)
@@ -100,13 +78,13 @@ def _front(front: Front, simulated: bool) -> Section:
         "front",
         "Time and power",
         front.message,
-        (Plot("plot-front", front.message, draw_front(front, simulated)),),
+        (Plot("plot-front", front.message, draw_plan.draw_front(front, simulated)),),
         key="The line is the front: no setting is both faster and thriftier. Its band holds the truth nine times in "
         "ten. Filled dots were measured and keep the budget, open ones exceed it or may, by their interval."
         + (PAUSED if front.paused else "")
         + (" The watts shown are means; the budget bounds peaks, which are higher." if front.bounds == "peak" else ""),
-        shown=others_table(front.chosen.time_s.expected, front.others) if front.others else "",
-        data=front_table(front),
+        shown=tables.others_table(front.chosen.time_s.expected, front.others) if front.others else "",
+        data=tables.front_table(front),
     )
 
 
@@ -119,13 +97,13 @@ def _maps(time_map: HeatMap | None, power_map: HeatMap | None, simulated: bool) 
         "Batch size and clock",
         f"{time_map.message} {power_map.message}",
         (
-            Plot("plot-time-map", time_map.message, draw_map(time_map, simulated)),
-            Plot("plot-power-map", power_map.message, draw_map(power_map, simulated)),
+            Plot("plot-time-map", time_map.message, draw_plan.draw_map(time_map, simulated)),
+            Plot("plot-power-map", power_map.message, draw_plan.draw_map(power_map, simulated)),
         ),
         key=f"All cells{at}. The outline holds the cells that keep the budget at the accepted risk; dots were "
         f"measured, the ring is the choice.{PAUSED if time_map.paused else ''}",
         side_by_side=True,
-        data=map_table(time_map) + map_table(power_map),
+        data=tables.map_table(time_map) + tables.map_table(power_map),
     )
 
 
@@ -134,9 +112,9 @@ def _convergence(found: Convergence) -> Section:
         "convergence",
         "Convergence",
         found.message,
-        (Plot("plot-convergence", found.message, draw_convergence(found)),),
+        (Plot("plot-convergence", found.message, draw_run.draw_convergence(found)),),
         key="Dots are trainings, the line is the fitted curve, its band holds the truth nine times in ten.",
-        data=convergence_table(found),
+        data=tables.convergence_table(found),
     )
 
 
@@ -145,16 +123,13 @@ def _parity(parity: Parity, simulated: bool) -> Section:
     plots = tuple(
         Plot(
             f"plot-parity-{name}",
-            f"{what} of held-back settings was predicted within {checked.mean_error:.1f}% on average.",
-            draw_checked(checked, settings, simulated),
+            f"{what} of held-back settings was predicted within {one.mean_error:.1f}% on average.",
+            draw_run.draw_checked(one, settings, simulated),
         )
-        for name, what, checked in (("time", "Step time", parity.step_s), ("power", "Power", parity.power_w))
+        for name, what, one in (("time", "Step time", parity.step_s), ("power", "Power", parity.power_w))
     )
-    some = (
-        f" {len(set(settings))} of {parity.measured:,} settings are checked."
-        if len(set(settings)) < parity.measured
-        else ""
-    )
+    checked = len(set(settings))
+    some = f" {checked} of {parity.measured:,} settings are checked." if checked < parity.measured else ""
     return Section(
         "parity",
         "Predicted against measured",
@@ -162,32 +137,31 @@ def _parity(parity: Parity, simulated: bool) -> Section:
         plots,
         key=f"Each setting was held back and predicted from the others; on the line, both agree.{some}",
         side_by_side=True,
-        data=parity_table(parity),
+        data=tables.parity_table(parity),
     )
 
 
 def _trace(trace: PowerTrace) -> Section:
-    thinned = len(trace.at_s) < trace.readings
     key = "Grey are the readings, the strong line their mean, the dashes the budget; dots lie above it."
-    if thinned:
+    if len(trace.at_s) < trace.readings:
         key += (
             f" {len(trace.at_s):,} of {trace.readings:,} readings are drawn: of each stretch the lowest, the highest "
             "and the one furthest above the budget."
         )
-    plot = Plot("plot-trace", trace.message, draw_trace(trace))
-    return Section("trace", "Power against the budget", trace.message, (plot,), key=key, data=trace_table(trace))
+    plot = Plot("plot-trace", trace.message, draw_run.draw_trace(trace))
+    return Section("trace", "Power against the budget", trace.message, (plot,), key=key, data=tables.trace_table(trace))
 
 
 def _energy(report: Report) -> Section | None:
     over_time, spent = report.energy_over_time, report.energy_spent
     if over_time is None:
         return None
-    plots = [Plot("plot-energy", over_time.message, draw_energy(over_time))]
+    plots = [Plot("plot-energy", over_time.message, draw_run.draw_energy(over_time))]
     message = over_time.message
     if spent is not None:
-        plots.append(Plot("plot-spent", spent.message, draw_spent(spent)))
+        plots.append(Plot("plot-spent", spent.message, draw_run.draw_spent(spent)))
         message = f"{message} {spent.message}"
-    return Section("energy", "Energy of the run", message, tuple(plots), data=energy_table(over_time, spent))
+    return Section("energy", "Energy of the run", message, tuple(plots), data=tables.energy_table(over_time, spent))
 
 
 def _energy_by_setting(found: EnergyBySetting) -> Section:
@@ -195,8 +169,8 @@ def _energy_by_setting(found: EnergyBySetting) -> Section:
         "energy-by-setting",
         "Energy by setting",
         found.message,
-        (Plot("plot-energy-by-setting", found.message, draw_energy_by_setting(found)),),
-        data=choices_table(found),
+        (Plot("plot-energy-by-setting", found.message, draw_run.draw_energy_by_setting(found)),),
+        data=tables.choices_table(found),
     )
 
 
@@ -225,7 +199,7 @@ def render(report: Report) -> str:
             "".join(_section(section) for section in sections),
             _missing(report),
             "</main>\n",
-            _footer(report.title),
+            f"<footer><p>Made by Underwatt {escape(report.title.version)}. This file asks no network.</p></footer>\n",
             f'<script type="application/json" id="drawings">{_data(drawings)}</script>\n',
             f"<script>{plotly_js}</script>\n<script>{own_js}</script>\n</body>\n</html>\n",
         )
@@ -298,10 +272,6 @@ def _missing(report: Report) -> str:
         for item in report.missing
     )
     return f'<section aria-labelledby="missing"><h2 id="missing">Left out</h2><ul>{items}</ul></section>\n'
-
-
-def _footer(title: Title) -> str:
-    return f"<footer><p>Made by Underwatt {escape(title.version)}. This file asks no network.</p></footer>\n"
 
 
 def _asset(name: str) -> str:

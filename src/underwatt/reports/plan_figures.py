@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 from string import ascii_uppercase
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from underwatt.budget import Watts
 from underwatt.planning.choice import INTERVAL, RISK, Expectation, Interval, choose_setting, outlook_as_known, quantile
-from underwatt.planning.problem import Goal, Problem, project, rows_of
+from underwatt.planning.problem import Problem, project, rows_of
 from underwatt.predict.design import fits_memory
 from underwatt.predict.fewshot import FewShot
 from underwatt.reports.figures import EnergyBySetting, Front, HeatMap, KeyFigure, MeasuredPoint, Other
@@ -32,11 +32,14 @@ if TYPE_CHECKING:
     from underwatt.rivals.compare import Alternative
 
 
-# The plan that a report explains: candidates as they are known, the choice, and what others would choose.
+# The knob of the heat maps: the first of these that has more than one value.
+MAPPED = ("gpu_mhz", "power_limit_w", "cpu_mhz", "mem_mhz", "cpu_cores")
+# A front of thousands of settings is drawn with so many.
+MOST_ON_FRONT = 200
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Planned:
+class PlanToExplain:
     """What was decided, and everything it was decided from."""
 
     problem: Problem
@@ -63,23 +66,20 @@ def make_plan(
     candidates: SettingArray,
     budget: Budget,
     curve: ConvergenceCurve | None,
-    *,
-    references: Sequence[Profile] = (),
-    stock_modes: Mapping[str, PowerMode] | None = None,
-    decided: tuple[Setting, str] | None = None,
-    idle_w: float | None = None,
-    goal: Goal = Goal.SOONEST,
-    risk: float = RISK,
-) -> Planned:
+    references: Sequence[Profile],
+    stock_modes: Mapping[str, PowerMode] | None,
+    decided: tuple[Setting, str] | None,
+    idle_w: float | None,
+) -> PlanToExplain:
     """What was decided: ``decided``, the setting a run took at this budget and why; else a plan from what was measured.
 
     With ``idle_w``, watts while no step is under way, pauses between steps may keep the budget.
     """
     measurements = profile.measurements
     candidates = candidates.take(np.flatnonzero(fits_memory(candidates, measurements)))
-    problem = Problem.of(candidates, budget, curve, goal, idle_w=idle_w)
+    problem = Problem.of(candidates, budget, curve, idle_w=idle_w)
     prediction = FewShot().fit(profile.usable(), references).predict(candidates)
-    plan = choose_setting(problem, prediction, measurements=measurements, risk=risk)
+    plan = choose_setting(problem, prediction, measurements=measurements)
     outlook, measured = outlook_as_known(problem, prediction, measurements)
     chance = outlook.chance_to_fit(budget)
     chosen, reason = plan.chosen, plan.reason
@@ -89,16 +89,16 @@ def make_plan(
     if decided is not None and by_run:
         chosen, reason = _describe(problem, outlook, chance, measured, int(taken[0])), decided[1]
     steps_alone, _ = outlook_as_known(replace(problem, idle_w=None), prediction, measurements)
-    return Planned(
+    return PlanToExplain(
         problem=problem,
         measurements=measurements,
         outlook=outlook,
         measured=measured,
-        keeps=chance >= 1 - risk,
+        keeps=chance >= 1 - RISK,
         plan=plan,
         chosen=chosen,
         reason=reason,
-        others=compare(problem, prediction, measurements, risk=risk, stock_modes=stock_modes),
+        others=compare(problem, prediction, measurements, stock_modes=stock_modes),
         per="sample" if curve is None else "target",
         by_run=by_run,
         paused=outlook.log_time_s > steps_alone.log_time_s,
@@ -122,24 +122,18 @@ def _describe(
     )
 
 
-# The knob of the heat maps: the first of these that has more than one value.
-MAPPED = ("gpu_mhz", "power_limit_w", "cpu_mhz", "mem_mhz", "cpu_cores")
-# A front of thousands of settings is drawn with so many.
-MOST_ON_FRONT = 200
-
-
 def took(time_s: float, per: str) -> str:
     """A time to the target, or of one sample."""
     return duration(time_s) if per == "target" else f"{duration(time_s)} a sample"
 
 
-def decide(planned: Planned, target: float | None) -> tuple[str, tuple[KeyFigure, ...]]:
+def decide(planned: PlanToExplain, target: float | None) -> tuple[str, tuple[KeyFigure, ...]]:
     """The choice in one sentence, and its key figures."""
     chosen, budget = planned.chosen, planned.problem.budget
     aim = (
         f"reach a score of {target:g} in {duration(chosen.time_s.expected)}"
         if target is not None and planned.per == "target"
-        else (f"take {took(chosen.time_s.expected, planned.per)}")
+        else f"take {took(chosen.time_s.expected, planned.per)}"
     )
     how = "measured" if chosen.measured else "predicted, not yet measured"
     paused = bool(planned.paused[planned.row])
@@ -156,19 +150,19 @@ def decide(planned: Planned, target: float | None) -> tuple[str, tuple[KeyFigure
     return sentence, _key_figures(planned, gain)
 
 
-def slower_other(planned: Planned) -> tuple[Alternative, float] | None:
+def slower_other(planned: PlanToExplain) -> tuple[Alternative, float] | None:
     """The published baseline, and how many times as long it takes, where it keeps the budget and that is longer.
 
     Never another rule in its place: it would be the one that flatters the choice.
     """
-    for other in [other for other in planned.others if other.name == LARGEST]:
+    for other in planned.others:
         ratio = other.time_s / planned.chosen.time_s.expected
-        if other.fits != "over" and math.isfinite(ratio) and ratio > 1.005:
+        if other.name == LARGEST and other.fits != "over" and math.isfinite(ratio) and ratio > 1.005:
             return other, ratio
     return None
 
 
-def _key_figures(planned: Planned, gain: tuple[Alternative, float] | None) -> tuple[KeyFigure, ...]:
+def _key_figures(planned: PlanToExplain, gain: tuple[Alternative, float] | None) -> tuple[KeyFigure, ...]:
     chosen, per = planned.chosen, planned.per
     budget, bound_w = planned.problem.budget, planned.problem.budget.power_w
     if bound_w is None:
@@ -183,11 +177,7 @@ def _key_figures(planned: Planned, gain: tuple[Alternative, float] | None) -> tu
             duration(chosen.time_s.expected),
             f"90%: {span(chosen.time_s, duration)}",
         ),
-        KeyFigure(
-            "Mean power",
-            watts(chosen.power_w.expected),
-            against,
-        ),
+        KeyFigure("Mean power", watts(chosen.power_w.expected), against),
         KeyFigure(
             "Energy to target" if per == "target" else "Energy of one sample",
             energy(chosen.energy_j.expected),
@@ -199,7 +189,7 @@ def _key_figures(planned: Planned, gain: tuple[Alternative, float] | None) -> tu
     return tuple(found)
 
 
-def front_figure(planned: Planned) -> Front:
+def front_figure(planned: PlanToExplain) -> Front:
     """Time against power."""
     chosen, bound_w = planned.chosen, planned.problem.budget.power_w
     keeping = int((planned.keeps & np.isfinite(planned.outlook.log_time_s)).sum())
@@ -243,7 +233,7 @@ def _some(front: tuple[Expectation, ...], chosen: Expectation) -> tuple[Expectat
     return tuple(item for at, item in enumerate(front) if at in kept or item.setting == chosen.setting)
 
 
-def _measured(planned: Planned) -> tuple[MeasuredPoint, ...]:
+def _measured(planned: PlanToExplain) -> tuple[MeasuredPoint, ...]:
     points = []
     for measurement in planned.measurements:
         rows = rows_of(planned.problem.candidates, measurement.setting)
@@ -256,76 +246,61 @@ def _measured(planned: Planned) -> tuple[MeasuredPoint, ...]:
     return tuple(points)
 
 
-def heat_maps(planned: Planned) -> tuple[HeatMap, HeatMap] | None:
+def heat_maps(planned: PlanToExplain) -> tuple[HeatMap, HeatMap] | None:
     """Time and power over batch size and clock; nothing where no knob has two values."""
     settings = planned.problem.candidates
-    varied = [
-        name
-        for name in MAPPED
-        if name in settings.knobs and len(np.unique(settings.values[:, settings.knobs.index(name)])) > 1
-    ]
-    if not varied:
+    columns = dict(zip(settings.knobs, settings.values.T, strict=True))
+    knob = next((name for name in MAPPED if name in columns and len(np.unique(columns[name])) > 1), None)
+    if knob is None:
         return None
-    knob = varied[0]
-    at = settings.knobs.index(knob)
     same = np.ones(len(settings), dtype=bool)
-    for column in range(len(settings.knobs)):
-        if column != at:
-            same &= settings.values[:, column] == settings.values[planned.row, column]
+    for name, values in columns.items():
+        if name != knob:
+            same &= values == values[planned.row]
     rows = np.flatnonzero(same)
-    knob_values, row_at = np.unique(settings.values[rows, at], return_inverse=True)
+    knob_values, row_at = np.unique(columns[knob][rows], return_inverse=True)
     sizes, column_at = np.unique(settings.batch_size[rows], return_inverse=True)
-    shape, where = (len(knob_values), len(sizes)), (row_at.ravel(), column_at.ravel())
+    where = (row_at.ravel(), column_at.ravel())
     chosen_at = int(np.flatnonzero(rows == planned.row)[0])
-    chosen = (int(where[0][chosen_at]), int(where[1][chosen_at]))
+    rest = planned.chosen.setting.mode.with_knobs(**{knob: None})
 
-    def grid(values: np.ndarray[tuple[int, ...], np.dtype[np.generic]], empty: float | bool) -> list[list[float]]:
-        filled = np.full(shape, empty)
+    def grid(values: NDArray[Any], empty: float | bool) -> NDArray[Any]:
+        filled = np.full((len(knob_values), len(sizes)), empty)
         filled[where] = values[rows]
-        return filled.tolist()
+        return filled
 
-    keeps, measured = grid(planned.keeps, False), grid(planned.measured, False)
-    maps = []
-    for quantity, logs in (("time_s", planned.outlook.log_time_s), ("power_w", planned.outlook.log_power_w)):
+    def heat_map(quantity: str, logs: NDArray[np.float64]) -> HeatMap:
+        keeps = grid(planned.keeps, False)
         values = grid(np.where(np.isfinite(logs), np.exp(logs), np.nan), math.nan)
-        maps.append(
-            HeatMap(
-                quantity=quantity,
-                per=planned.per,
-                knob=knob,
-                knob_values=tuple(knob_values.tolist()),
-                batch_sizes=tuple(int(size) for size in sizes),
-                values=tuple(tuple(line) for line in values),
-                keeps=tuple(tuple(bool(cell) for cell in line) for line in keeps),
-                measured=tuple(tuple(bool(cell) for cell in line) for line in measured),
-                chosen=chosen,
-                paused=int(planned.paused[rows].sum()),
-                others_at=_others_at(planned.chosen.setting, knob),
-                message=_map_message(planned, quantity, values, keeps, knob),
-            )
+        return HeatMap(
+            quantity=quantity,
+            per=planned.per,
+            knob=knob,
+            knob_values=tuple(knob_values.tolist()),
+            batch_sizes=tuple(int(size) for size in sizes),
+            values=tuple(map(tuple, values.tolist())),
+            keeps=tuple(map(tuple, keeps.tolist())),
+            measured=tuple(map(tuple, grid(planned.measured, False).tolist())),
+            chosen=(int(where[0][chosen_at]), int(where[1][chosen_at])),
+            paused=int(planned.paused[rows].sum()),
+            others_at=str(rest) if rest.knobs() else "",
+            message=_map_message(planned, quantity, values, int(keeps.sum()), knob),
         )
-    return maps[0], maps[1]
+
+    return heat_map("time_s", planned.outlook.log_time_s), heat_map("power_w", planned.outlook.log_power_w)
 
 
-def _others_at(setting: Setting, knob: str) -> str:
-    rest = setting.mode.with_knobs(**{knob: None})
-    return str(rest) if rest.knobs() else ""
-
-
-def _map_message(
-    planned: Planned, quantity: str, values: list[list[float]], keeps: list[list[float]], knob: str
-) -> str:
-    cells, kept = np.array(values, dtype=float), np.array(keeps, dtype=bool)
-    inside = f"{int(kept.sum())} of {int(np.isfinite(cells).sum())} cells keep the budget."
+def _map_message(planned: PlanToExplain, quantity: str, values: NDArray[Any], keeping: int, knob: str) -> str:
+    inside = f"{keeping} of {int(np.isfinite(values).sum())} cells keep the budget."
+    low, high = np.nanmin(values), np.nanmax(values)
     if quantity == "power_w":
-        return f"Power runs from {watts(np.nanmin(cells))} to {watts(np.nanmax(cells))}; {inside}"
+        return f"Power runs from {watts(low)} to {watts(high)}; {inside}"
     chosen = planned.chosen.setting
     where = f"batch size {chosen.batch_size} at {KNOB_NAMES[knob].split(' (')[0]} {chosen.mode.knobs()[knob]:g}"
-    low, high = (took(float(bound), planned.per) for bound in (np.nanmin(cells), np.nanmax(cells)))
-    return f"Time runs from {low} to {high}; {inside} The choice is {where}."
+    return f"Time runs from {took(low, planned.per)} to {took(high, planned.per)}; {inside} The choice is {where}."
 
 
-def energy_by_setting(planned: Planned, front: Front) -> EnergyBySetting:
+def energy_by_setting(planned: PlanToExplain, front: Front) -> EnergyBySetting:
     """Energy of the choice and of what others would choose."""
     others = tuple(other for other in front.others if math.isfinite(other.choice.energy_j))
     spent = energy(planned.chosen.energy_j.expected)
@@ -334,10 +309,3 @@ def energy_by_setting(planned: Planned, front: Front) -> EnergyBySetting:
         low, high = (pick(others, key=lambda other: other.choice.energy_j).choice for pick in (min, max))
         message += f"; others from {energy(low.energy_j)} ({low.name}) to {energy(high.energy_j)} ({high.name})"
     return EnergyBySetting(planned.per, planned.chosen, others, f"{message}.")
-
-
-def measured_message(rows: int, usable: int, cost_s: float) -> str:
-    """What the table of measurements holds."""
-    failed = f", {rows - usable} of them without a result" if rows > usable else ""
-    cost = f" in {duration(cost_s)} of measuring" if math.isfinite(cost_s) and cost_s > 0 else ""
-    return f"{rows:,} measurements{failed}{cost}."

@@ -1,18 +1,20 @@
-"""Figures of a run: its power against the budget, what it did, and where its energy went."""
+"""What a run's log says: the profile it adds to, its power against the budget, and where its energy went."""
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import replace
 from itertools import groupby, pairwise
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from underwatt.events import BudgetChanged, Ended, Noted, Resumed, SettingChanged
+from underwatt.budget import Budget, parse_budget
+from underwatt.errors import InputError
+from underwatt.events import BudgetChanged, Ended, Measured, Noted, Planned, Resumed, SettingChanged
 from underwatt.measure.steady import SENSOR_LAG_S
+from underwatt.records import Profile, to_json
 from underwatt.reports.figures import Change, EnergyOverTime, EnergySpent, PowerTrace, Share
-from underwatt.reports.sources import OUTCOMES
 from underwatt.reports.words import (
     allowed,
     bound,
@@ -30,26 +32,61 @@ from underwatt.runlog.record import TOLERANCE
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    Floats = NDArray[np.float64]
-    from underwatt.budget import Budget
     from underwatt.records import Setting
     from underwatt.runlog.record import RunRecord, Verdict
+    from underwatt.store.store import ProfileSummary
+
+    Floats = NDArray[np.float64]
+
+MOST_POINTS, MOST_STRETCHES, MOST_ENERGY_POINTS = 4000, 240, 400  # of a drawing
+MOST_LEVELS = 4  # of the budget that are told one by one
+# What a run did in the end, by the outcome in its log.
+OUTCOMES = {
+    "reached": "reached its target",
+    "finished": "finished",
+    "limit": "ended at its limit, before the target",
+    "interrupted": "was interrupted",
+    "failed": "failed",
+    "energy spent": "ended because its energy was spent",
+}
 
 
-# Long traces made short without hiding anything: of each stretch the extremes stay, and its worst excess.
+def profile_of(record: RunRecord) -> Profile:
+    """The settings that a run measured, as a profile."""
+    measured = tuple(event.measurement for event in record.of(Measured))
+    return Profile(record.start.device, record.start.workload, measured)
 
-MOST_POINTS = 4000
-MOST_STRETCHES = 240
+
+def is_of(record: RunRecord, profile: Profile | ProfileSummary) -> bool:
+    """Whether a run trained the workload of a profile on its device."""
+    start = record.start
+    return (start.device.id, start.workload.id) == (profile.device.id, profile.workload.id)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Stretches:
-    """Lowest, mean and highest reading of stretches of a trace, at the middle of each."""
+def with_run(profile: Profile, record: RunRecord) -> Profile:
+    """A profile with what the run measured, where it does not hold it already."""
+    known = [to_json(measurement) for measurement in profile.measurements]
+    new = tuple(m for m in profile_of(record).measurements if to_json(m) not in known)
+    return replace(profile, measurements=(*profile.measurements, *new))
 
-    at_s: Floats
-    low_w: Floats
-    mean_w: Floats
-    high_w: Floats
+
+def given_budget(record: RunRecord) -> Budget | None:
+    """The budget that a run began with; of a schedule, its first level."""
+    try:
+        given = parse_budget(record.start.budget)
+    except InputError:
+        given = None
+    if given is not None and given.schedule is None:
+        return given
+    levels_w = [step.power_w for step in record.of(BudgetChanged) if step.power_w is not None]
+    return Budget(power_w=levels_w[0]) if levels_w else None
+
+
+def budget_of(record: RunRecord) -> Budget | None:
+    """The budget that a run last decided under; before it decided, the one it began with."""
+    budget, plans = given_budget(record), record.of(Planned)
+    decided_w = float(record.budget_at(plans[-1].at_s)) if plans else math.inf
+    return budget if budget is None or math.isinf(decided_w) else replace(budget, power_w=decided_w)
 
 
 def thin(power_w: Floats, bound_w: Floats, most: int = MOST_POINTS) -> NDArray[np.intp]:
@@ -70,51 +107,42 @@ def thin(power_w: Floats, bound_w: Floats, most: int = MOST_POINTS) -> NDArray[n
     return np.unique(np.asarray(kept, dtype=np.intp))
 
 
-def stretches(at_s: Floats, power_w: Floats, most: int = MOST_STRETCHES) -> Stretches:
-    """The trace as at most ``most`` stretches of equally many readings."""
+def stretches(at_s: Floats, power_w: Floats, most: int = MOST_STRETCHES) -> tuple[Floats, Floats, Floats, Floats]:
+    """Middle, lowest, mean and highest reading of at most ``most`` stretches of equally many readings."""
     edges = np.unique(np.linspace(0, len(power_w), min(most, len(power_w)) + 1).astype(np.intp))
     starts = edges[:-1]
-    if not len(starts):
-        empty = np.empty(0)
-        return Stretches(empty, empty, empty, empty)
-    counts = np.diff(edges)
-    return Stretches(
-        at_s=(at_s[starts] + at_s[edges[1:] - 1]) / 2,
-        low_w=np.minimum.reduceat(power_w, starts),
-        mean_w=np.add.reduceat(power_w, starts) / counts,
-        high_w=np.maximum.reduceat(power_w, starts),
+    return (
+        (at_s[starts] + at_s[edges[1:] - 1]) / 2,
+        np.minimum.reduceat(power_w, starts),
+        np.add.reduceat(power_w, starts) / np.diff(edges),
+        np.maximum.reduceat(power_w, starts),
     )
-
-
-MOST_ENERGY_POINTS = 400
-MOST_LEVELS = 4
 
 
 def trace_figure(record: RunRecord) -> PowerTrace | None:
     """The power of a run against its budget; nothing where no reading was logged."""
-    at_s, power_w, _ = _readings(record)
+    at_s, power_w = record.power.at_s, record.power.power_w
     if not len(at_s):
         return None
     # A reading at the moment of a change stands for the time before it.
-    bound_w = np.asarray(record.budget_at(np.nextafter(at_s, -np.inf)), dtype=float)
+    bound_w = record.budget_at(np.nextafter(at_s, -np.inf))
     rows = thin(power_w, bound_w)
     over = power_w > bound_w
-    parts = stretches(at_s, power_w)
-    steps_s, steps_w = (np.asarray(column, dtype=float) for column in record.budget_steps)
+    mean_at_s, low_w, mean_w, high_w = map(_plain, stretches(at_s, power_w))
+    steps_s, steps_w = record.budget_steps
     bounded = np.isfinite(steps_w)
     verdict = record.verdict()
     windows_s = tuple(sorted(set(record.windows_s[bounded].tolist())))
-    energy_over_j = float(record.energy_over_j())
     shown_over = rows[over[rows]]
     return PowerTrace(
         simulated=record.start.simulated,
         at_s=_plain(at_s[rows]),
         power_w=_plain(power_w[rows]),
         readings=len(at_s),
-        mean_at_s=_plain(parts.at_s),
-        low_w=_plain(parts.low_w),
-        mean_w=_plain(parts.mean_w),
-        high_w=_plain(parts.high_w),
+        mean_at_s=mean_at_s,
+        low_w=low_w,
+        mean_w=mean_w,
+        high_w=high_w,
         budget_at_s=_plain(steps_s[bounded]),
         budget_w=_plain(steps_w[bounded]),
         over_at_s=_plain(at_s[shown_over]),
@@ -124,7 +152,7 @@ def trace_figure(record: RunRecord) -> PowerTrace | None:
         bounded_s=verdict.bounded_s,
         judged_s=verdict.judged_s,
         time_over_s=verdict.over_s,
-        energy_over_j=energy_over_j,
+        energy_over_j=record.energy_over_j(),
         changes=_changes(record),
         message=_trace_message(record, power_w, bound_w, windows_s, verdict),
     )
@@ -134,31 +162,26 @@ def _trace_message(
     record: RunRecord, power_w: Floats, bound_w: Floats, windows_s: tuple[float, ...], verdict: Verdict
 ) -> str:
     energy_j, time_s = spent(record)
-    highest = watts(float(power_w.max()))
-    text = f"{counted(len(power_w), 'reading')} over {duration(time_s)}: {highest} at most; "
+    text = f"{counted(len(power_w), 'reading')} over {duration(time_s)}: {watts(float(power_w.max()))} at most; "
     text += f"{mean_power(energy_j, time_s)}."
     if not windows_s:
         return text
     over, energy_over_j = float((power_w > bound_w).mean()), record.energy_over_j()
     ways = [f"means over {window_s:g} s" if window_s else "single readings" for window_s in windows_s]
     judged = f"Of {duration(verdict.bounded_s)} under a budget, {duration(verdict.judged_s)} were judged"
+    more = f"more than {percent(TOLERANCE)}"
     if not verdict.is_enough:
         held = f"{judged}: too short to say whether it was held"
         if verdict.over_s:
-            held += f", but power was more than {percent(TOLERANCE)} above it for {duration(verdict.over_s)}"
+            held += f", but power was {more} above it for {duration(verdict.over_s)}"
+    elif verdict.over_s:
+        held = f"{judged}, by {listed(ways)}: above it by {more} for {duration(verdict.over_s)}"
     else:
-        how = (
-            f"never above it by more than {percent(TOLERANCE)}"
-            if verdict.over_s == 0
-            else f"above it by more than {percent(TOLERANCE)} for {duration(verdict.over_s)}"
-        )
-        held = f"{judged}, by {listed(ways)}: {how}"
-    lag = (
-        f" Not judged are readings that came down within {SENSOR_LAG_S:g} s of a change of setting or budget: the "
-        "sensor averages."
-        if verdict.judged_s < verdict.bounded_s
-        else ""
-    )
+        held = f"{judged}, by {listed(ways)}: never above it by {more}"
+    lag = ""
+    if verdict.judged_s < verdict.bounded_s:
+        within = f"within {SENSOR_LAG_S:g} s of a change of setting or budget"
+        lag = f" Not judged are readings that came down {within}: the sensor averages."
     return (
         f"{text} {held}.{lag} {figures(100 * over, 2)}% of all single readings lie above the line, by "
         f"{energy(energy_over_j) if energy_over_j else '0 J'} together."
@@ -178,15 +201,18 @@ def _changes(record: RunRecord) -> tuple[Change, ...]:
     for event in record.events:
         match event:
             case BudgetChanged():
-                found.append(Change(event.at_s, event.kind, f"{allowed(event)} ({event.why})"))
+                told = event.kind, f"{allowed(event)} ({event.why})"
             case SettingChanged():
-                found.append(Change(event.at_s, event.state, f"{event.setting}: {event.why}"))
+                told = event.state, f"{event.setting}: {event.why}"
             case Noted():
-                found.append(Change(event.at_s, event.level, event.text))
+                told = event.level, event.text
             case Resumed():
-                found.append(Change(event.at_s, event.kind, "the run went on after a stop"))
+                told = event.kind, "the run went on after a stop"
             case Ended():
-                found.append(Change(event.at_s, event.kind, event.outcome))
+                told = event.kind, event.outcome
+            case _:
+                continue
+        found.append(Change(event.at_s, *told))
     return tuple(found)
 
 
@@ -197,10 +223,10 @@ def energy_figures(
 
     ``expected_j`` is what a whole training was expected to take under ``budget``, which may be one of several.
     """
-    at_s, power_w, span_s = _readings(record)
+    at_s = record.power.at_s
     if len(at_s) < 2:
         return None
-    total_j = np.cumsum(power_w * span_s)
+    total_j = np.cumsum(record.power.power_w * record.span_s())
     rows = np.unique(np.linspace(0, len(at_s) - 1, MOST_ENERGY_POINTS).round().astype(int))
     simulated = record.start.simulated
     energy_j, time_s = spent(record)
@@ -268,13 +294,6 @@ def _under(record: RunRecord) -> str:
         bounds = [level_w for level_w in levels_w if math.isfinite(level_w)]
         return f" under budgets from {bound(min(bounds))} to {bound(max(bounds))}"
     return f" under {', then '.join(bound(level_w) if math.isfinite(level_w) else 'no bound' for level_w in levels_w)}"
-
-
-def _readings(record: RunRecord) -> tuple[Floats, Floats, Floats]:
-    """When was read what, and for how long it stands."""
-    at_s, power_w = np.asarray(record.power.at_s, dtype=float), np.asarray(record.power.power_w, dtype=float)
-    fine = np.isfinite(power_w) & np.isfinite(at_s)
-    return at_s[fine], power_w[fine], record.span_s()[fine]
 
 
 def _plain(values: Floats) -> tuple[float, ...]:

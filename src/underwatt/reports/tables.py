@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 from html import escape
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 from underwatt.reports.words import KNOB_NAMES, duration, energy, figures, watts
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Sequence
 
     from underwatt.records import Measurement
     from underwatt.reports.figures import (
@@ -25,25 +25,40 @@ if TYPE_CHECKING:
         PowerTrace,
     )
 
-T = TypeVar("T")
-
 MOST_ROWS = 100
 MANY_ROWS = 60  # from here on a table fills its box, and is laid out only when it is looked at
 MEASURED_COLUMNS = ("batch size", "step time (ms)", "samples/s", "mean power (W)", "peak power (W)", "J/sample")
 
 
-def table(caption: str, headings: Sequence[str], rows: Iterable[Sequence[str]], *, whole: bool = False) -> str:
+def table(caption: str, headings: Sequence[str], rows: Sequence[Sequence[str]], *, whole: bool = False) -> str:
     """A table; the first cell of a row is its heading. It scrolls in itself, unless it is shown ``whole``."""
     head = "".join(f'<th scope="col">{escape(heading)}</th>' for heading in headings)
     body = []
     for first, *rest in rows:
         cells = "".join(f"<td>{escape(cell)}</td>" for cell in rest)
         body.append(f'<tr><th scope="row">{escape(first)}</th>{cells}</tr>')
+    return _framed(caption, head, "".join(body), "scroll whole" if whole else "scroll")
+
+
+def _framed(caption: str, head: str, body: str, shape: str, kind: str = "") -> str:
     return (
-        f'<div class="scroll{" whole" if whole else ""}" tabindex="0" role="region" aria-label="{escape(caption)}">'
-        f"<table><caption>{escape(caption)}</caption><thead><tr>{head}</tr></thead>"
-        f"<tbody>{''.join(body)}</tbody></table></div>"
+        f'<div class="{shape}" tabindex="0" role="region" aria-label="{escape(caption)}">'
+        f"<table{kind}><caption>{escape(caption)}</caption><thead><tr>{head}</tr></thead>"
+        f"<tbody>{body}</tbody></table></div>"
     )
+
+
+def _some(caption: str, headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A table of at most so many rows as a person reads, which says so."""
+    shown = f" ({MOST_ROWS} of {len(rows):,} are shown)" if len(rows) > MOST_ROWS else ""
+    return table(caption + shown, headings, _spread(rows))
+
+
+def _spread(rows: Sequence[Sequence[str]]) -> Sequence[Sequence[str]]:
+    """Not too many rows, with both ends."""
+    if len(rows) <= MOST_ROWS:
+        return rows
+    return [rows[round(at * (len(rows) - 1) / (MOST_ROWS - 1))] for at in range(MOST_ROWS)]
 
 
 def others_table(chosen_s: float, others: Sequence[Other]) -> str:
@@ -75,10 +90,10 @@ def front_table(front: Front) -> str:
             energy(point.energy_j.expected),
             "measured" if point.measured else "predicted",
         )
-        for point in _spread(front.front)
+        for point in front.front
     ]
     headings = ("setting", "time", "9 in 10", "mean power", "energy", "known by")
-    return table(_some("The settings that no other beats, fastest first", front.front), headings, rows)
+    return _some("The settings that no other beats, fastest first", headings, rows)
 
 
 def map_table(heat: HeatMap) -> str:
@@ -110,37 +125,29 @@ def convergence_table(found: Convergence) -> str:
 def parity_table(parity: Parity) -> str:
     """Measured and predicted, a line a setting."""
     step, power = parity.step_s, parity.power_w
-    lines = [
-        (
-            str(setting),
-            duration(step.measured[at]),
-            duration(step.predicted[at]),
-            watts(power.measured[at]),
-            watts(power.predicted[at]),
-        )
-        for at, setting in enumerate(parity.settings)
-    ]
+    times = [map(duration, pair) for pair in zip(step.measured, step.predicted, strict=True)]
+    powers = [map(watts, pair) for pair in zip(power.measured, power.predicted, strict=True)]
+    rows = [(str(one), *took, *drew) for one, took, drew in zip(parity.settings, times, powers, strict=True)]
     headings = ("setting", "step time", "predicted", "mean power", "predicted")
-    return table(_some("Held-back settings, measured and predicted", lines), headings, _spread(lines))
+    return _some("Held-back settings, measured and predicted", headings, rows)
 
 
 def trace_table(trace: PowerTrace) -> str:
     """What the run did, and its power by stretches."""
-    told = [(duration(c.at_s), c.kind, c.text) for c in _spread(trace.changes)]
-    changes = table(_some("What the run did", trace.changes), ("at", "what", ""), told)
-    columns = list(zip(trace.mean_at_s, trace.low_w, trace.mean_w, trace.high_w, strict=True))
-    rows = [(duration(at), watts(low), watts(mean), watts(high)) for at, low, mean, high in _spread(columns)]
-    caption = _some("Power by stretches of the run", columns)
-    return changes + table(caption, ("around", "lowest", "mean", "highest"), rows)
+    told = [(duration(change.at_s), change.kind, change.text) for change in trace.changes]
+    columns = zip(trace.mean_at_s, trace.low_w, trace.mean_w, trace.high_w, strict=True)
+    rows = [(duration(at_s), *map(watts, readings)) for at_s, *readings in columns]
+    by_stretch = _some("Power by stretches of the run", ("around", "lowest", "mean", "highest"), rows)
+    return _some("What the run did", ("at", "what", ""), told) + by_stretch
 
 
 def energy_table(found: EnergyOverTime, spent: EnergySpent | None) -> str:
     """Energy over time, and by setting."""
-    points = _spread(list(zip(found.at_s, found.energy_j, strict=True)))
-    text = table("Energy over time", ("at", "energy"), [(duration(at), energy(joules)) for at, joules in points])
+    points = [(duration(at_s), energy(joules)) for at_s, joules in zip(found.at_s, found.energy_j, strict=True)]
+    text = table("Energy over time", ("at", "energy"), _spread(points))
     if spent is not None:
-        rows = [(str(share.setting), energy(share.energy_j), duration(share.time_s)) for share in _spread(spent.shares)]
-        text += table(_some("Energy by setting", spent.shares), ("setting", "energy", "time"), rows)
+        rows = [(str(share.setting), energy(share.energy_j), duration(share.time_s)) for share in spent.shares]
+        text += _some("Energy by setting", ("setting", "energy", "time"), rows)
     return text
 
 
@@ -160,30 +167,14 @@ def measurements_table(found: Measurements) -> str:
     )
     body = "".join(f"<tr>{_measured_cells(row, found.knobs)}</tr>" for row in found.rows)
     caption = "All measurements; choose a heading to sort by it"
-    many = " many" if len(found.rows) > MANY_ROWS else ""
-    return (
-        f'<div class="scroll tall{many}" tabindex="0" role="region" aria-label="{caption}">'
-        f'<table class="sortable"><caption>{caption}</caption><thead><tr>{head}</tr></thead>'
-        f"<tbody>{body}</tbody></table></div>"
-    )
+    shape = "scroll tall many" if len(found.rows) > MANY_ROWS else "scroll tall"
+    return _framed(caption, head, body, shape, ' class="sortable"')
 
 
 def _measured_cells(row: Measurement, knobs: Sequence[str]) -> str:
     size, mode = row.setting.batch_size, row.setting.mode.knobs()
-    numbers = (size, 1e3 * row.step_s, size / row.step_s, row.power_w, row.peak_w, row.power_w * row.step_s / size)
-    cells = [f"{size}", *(figures(number, 4) for number in numbers[1:])]
+    numbers = (1e3 * row.step_s, size / row.step_s, row.power_w, row.peak_w, row.power_w * row.step_s / size)
+    cells = [f"{size}", *(figures(number, 4) for number in numbers)]
     cells += [f"{mode[knob]:g}" if knob in mode else "–" for knob in knobs]
     texts = (row.status.value.replace("_", " "), row.note)
     return "".join(f"<td>{cell}</td>" for cell in cells) + "".join(f'<td class="text">{escape(t)}</td>' for t in texts)
-
-
-def _some(caption: str, items: Sequence[object]) -> str:
-    """A caption that says so where not all items are shown."""
-    return caption if len(items) <= MOST_ROWS else f"{caption} ({MOST_ROWS} of {len(items):,} are shown)"
-
-
-def _spread(items: Sequence[T]) -> Sequence[T]:
-    """At most so many items as a person reads, with both ends."""
-    if len(items) <= MOST_ROWS:
-        return items
-    return [items[round(at * (len(items) - 1) / (MOST_ROWS - 1))] for at in range(MOST_ROWS)]

@@ -6,7 +6,7 @@ import math
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from underwatt.events import BudgetChanged
     from underwatt.planning.choice import Interval
@@ -73,14 +73,12 @@ def mean_power(energy_j: float, time_s: float) -> str:
 
 def energy(energy_j: float) -> str:
     """Joules where they are few, else watt-hours."""
-    if energy_j < 360:
-        return f"{figures(energy_j)} J" if energy_j >= 1 else f"{figures(1e3 * energy_j)} mJ"
-    return f"{figures(energy_j / 3600)} Wh" if energy_j < 3.6e6 else f"{figures(energy_j / 3.6e6)} kWh"
+    unit_j, name = energy_unit(energy_j)
+    return f"{figures(energy_j / unit_j)} {name}"
 
 
-def span(interval: Interval, say: object) -> str:
+def span(interval: Interval, say: Callable[[float], str]) -> str:
     """The bounds of an interval in the words of ``say``."""
-    assert callable(say)
     return f"{say(interval.low)} to {say(interval.high)}"
 
 
@@ -106,16 +104,15 @@ def times(ratio: float) -> str:
 
 def time_unit(longest_s: float) -> tuple[float, str]:
     """Seconds in the unit in which an axis up to ``longest_s`` reads well, and its name."""
-    for seconds, name in ((86400.0 * 3, "days"), (2 * 3600.0, "h"), (120.0, "min"), (1.0, "s")):
-        if longest_s >= seconds:
-            return {"days": 86400.0, "h": 3600.0, "min": 60.0, "s": 1.0}[name], name
+    for least, unit_s, name in ((3, 86400.0, "days"), (2, 3600.0, "h"), (2, 60.0, "min"), (1, 1.0, "s")):
+        if longest_s >= least * unit_s:
+            return unit_s, name
     return 1e-3, "ms"
 
 
 def energy_unit(largest_j: float) -> tuple[float, str]:
     """Joules in the unit in which an axis up to ``largest_j`` reads well, and its name."""
-    if largest_j >= 3.6e6:
-        return 3.6e6, "kWh"
-    if largest_j >= 360:
-        return 3600.0, "Wh"
-    return (1.0, "J") if largest_j >= 1 else (1e-3, "mJ")
+    for least_j, unit_j, name in ((3.6e6, 3.6e6, "kWh"), (360, 3600.0, "Wh"), (1, 1.0, "J")):
+        if largest_j >= least_j:
+            return unit_j, name
+    return 1e-3, "mJ"
