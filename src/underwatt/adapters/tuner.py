@@ -202,8 +202,7 @@ class Tuner:
 
     def step(self, loss: Any = None) -> None:
         """A step has ended: to be called once after each batch."""
-        if self._completion.on_gpu is not False:
-            self._completion.wait(pausing=self._pilot.controller.pausing)
+        self._completion.wait(pausing=self._pilot.controller.pausing)
         if self._handed_out is not None:
             self._handed_out.handed_out.popleft()
             self._handed_out = None

@@ -70,11 +70,9 @@ def _load_module(name: str) -> ModuleType:
     _put_on_path(Path())
     try:
         return importlib.import_module(name)
-    except ModuleNotFoundError as exc:
-        if exc.name is not None and (name == exc.name or name.startswith(f"{exc.name}.")):
-            raise JobError(f"There is no module {name!r}.", hint=USAGE_HINT) from exc
-        raise _does_not_import(name, exc) from exc
     except (Exception, SystemExit) as exc:
+        if isinstance(exc, ModuleNotFoundError) and f"{name}.".startswith(f"{exc.name}."):
+            raise JobError(f"There is no module {name!r}.", hint=USAGE_HINT) from exc
         raise _does_not_import(name, exc) from exc
 
 

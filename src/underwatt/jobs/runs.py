@@ -83,10 +83,8 @@ class RunOptions:
 
     def folder_for(self, name: str) -> Path:
         """Where a run of the job of this name keeps its log; runs are never mixed."""
-        if self.resume:
-            return Path(self.folder) if self.folder else _newest_folder(name)
-        folder = Path(self.folder) if self.folder else _new_folder(name)
-        if (folder / LOG_NAME).exists():
+        folder = Path(self.folder or (_newest_folder(name) if self.resume else _new_folder(name)))
+        if not self.resume and (folder / LOG_NAME).exists():
             raise InputError(f"There is a run in {folder} already.", hint="Add --resume, or name another folder.")
         return folder
 

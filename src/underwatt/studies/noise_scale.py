@@ -57,16 +57,12 @@ class NoiseScaleMeter:
         from underwatt.jobs._torch import torch
 
         wanted = [parameter for parameter in parameters if parameter.requires_grad]
-        total: list[Any] = [None] * len(wanted)
-        squares = []
-        for loss in losses:
-            gradients = torch.autograd.grad(loss, wanted, allow_unused=True)
-            squares.append(_square(gradients))
-            total = [g if t is None else (t if g is None else t + g) for t, g in zip(total, gradients, strict=True)]
-        mean = [None if gradient is None else gradient / len(losses) for gradient in total]
-        for parameter, gradient in zip(wanted, mean, strict=True):
-            parameter.grad = gradient
-        self.add([float(square) for square in squares], float(_square(mean)), part_samples)
+        by_loss = [torch.autograd.grad(loss, wanted, allow_unused=True) for loss in losses]
+        for parameter, *gradients in zip(wanted, *by_loss, strict=True):
+            used = [gradient for gradient in gradients if gradient is not None]
+            parameter.grad = sum(used) / len(losses) if used else None
+        mean_square = _square(parameter.grad for parameter in wanted)
+        self.add([float(_square(gradients)) for gradients in by_loss], float(mean_square), part_samples)
 
     @property
     def noise_scale(self) -> float:

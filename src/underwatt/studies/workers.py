@@ -130,7 +130,6 @@ class ProcessPool:
         """End all workers; returns when they are gone."""
         for worker in self._all:
             worker.kill()
-        self._all.clear()
 
 
 class _Worker:
