@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, TextIO, TypeAlias
 from underwatt.convergence.curve import fit_convergence, targets_of
 from underwatt.device.base import permitted_space
 from underwatt.device.registry import open_device
+from underwatt.device.session import Session
 from underwatt.device.space import ModeSpace
 from underwatt.errors import InputError, UnderwattError
 from underwatt.events import Noted
@@ -35,6 +36,7 @@ from underwatt.studies.study import newest_rates
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
+    from contextlib import AbstractContextManager
 
     from underwatt.convergence.curve import ConvergenceCurve
     from underwatt.device.base import Device
@@ -48,7 +50,6 @@ if TYPE_CHECKING:
     Listener: TypeAlias = Callable[[object], None]  # told of what happens, as records
 
 _log = logging.getLogger("underwatt")
-RECOVERED = Noted(level="info", text="A killed session had left this device changed; it was put back first.")
 
 
 def log_notes(event: object) -> None:
@@ -57,14 +58,19 @@ def log_notes(event: object) -> None:
         _log.log(logging.WARNING if event.level == "warning" else logging.INFO, "%s", event.text)
 
 
-@contextlib.contextmanager
-def opened(store: AnyStore, *, create: bool = True) -> Iterator[Store]:
+def opened(store: AnyStore, *, create: bool = True) -> AbstractContextManager[Store]:
     """The store, opened where only its file is named; the usual one by default."""
-    if isinstance(store, Store):
-        yield store
-        return
-    with Store(store, create=create) as kept:
-        yield kept
+    return contextlib.nullcontext(store) if isinstance(store, Store) else Store(store, create=create)
+
+
+@contextlib.contextmanager
+def session(device: Device, tell: Listener) -> Iterator[Session]:
+    """A session on the device; says where it first had to put back what a killed one left."""
+    with Session(device) as begun:
+        if begun.recovered:
+            text = "A killed session had left this device changed; it was put back first."
+            tell(Noted(level="info", text=text))
+        yield begun
 
 
 def as_batch_sizes(given: str | Sequence[int]) -> tuple[int, ...]:
@@ -99,12 +105,12 @@ def some_batch_sizes(given: str | Sequence[int], suggested: Sequence[int] = ()) 
 # Profiles, references and runs.
 
 
-def newest_profile(store: Store) -> int:
-    """The number of the newest profile that holds measurements."""
-    summaries = [item for item in store.summaries() if item.usable]
-    if not summaries:
+def stored_profile(store: Store, number: int = 0) -> Profile:
+    """The profile of this number, or the newest that holds measurements."""
+    numbers = [number] if number else [item.id for item in store.summaries() if item.usable]
+    if not numbers:
         raise InputError("The store holds no measurements to predict from.", hint="`underwatt profile JOB` makes some.")
-    return summaries[-1].id
+    return store.profile(numbers[-1])
 
 
 def load_references(store: Store, named: Sequence[str | Profile], measured: Profile) -> list[Profile]:

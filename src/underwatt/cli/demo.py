@@ -15,7 +15,7 @@ from rich.markup import escape
 
 import underwatt
 from underwatt._imports import require
-from underwatt.cli.format import plain_table, say_note
+from underwatt.cli import common
 from underwatt.events import BudgetChanged, Ended, Measured, Noted, Planned, Scored, SettingChanged
 from underwatt.reports.words import duration
 
@@ -139,7 +139,7 @@ def _one_board(bench: Bench, samples: dict[int, float]) -> None:
     say_results(OUT, stories)
     OUT.print("[bold]Report[/] on the last training, to be opened in a browser: ", end="")
     store = bench.folder / STORE
-    page = underwatt.report(bench.folder / f"{bench.board}.html", run=folder, store=store, listener=say_note)
+    page = underwatt.report(bench.folder / f"{bench.board}.html", run=folder, store=store, listener=common.say_note)
     typer.echo(f"{page} ({page.stat().st_size / 1e6:.1f} MB)\n")
 
 
@@ -223,7 +223,7 @@ def searched(measured: int, found: Planned, planned: SearchResult | None) -> str
 
 def say_results(out: Console, stories: Sequence[Story]) -> None:
     """One table of everything, and whether the budgets were held."""
-    table = plain_table("budget", "", "time", "", "watts", "joules", "samples", "accuracy", "over", "")
+    table = common.plain_table("budget", "", "time", "", "watts", "joules", "samples", "accuracy", "over", "")
     for at in (0, 1):
         table.columns[at].justify = "left"
     for story in stories:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import math
 import sys
-from contextlib import contextmanager, redirect_stdout
+from contextlib import redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,25 +12,11 @@ import typer
 from rich.markup import escape
 
 import underwatt
-from underwatt.cli.format import (
-    DEVICE_HELP,
-    LOG,
-    LR_HELP,
-    OUT,
-    STORE,
-    measured_line,
-    options_of,
-    plain_table,
-    progress_bar,
-    say_note,
-)
+from underwatt.cli import common
 from underwatt.jobs.workloads import JOB_HELP
-from underwatt.records import to_json
 from underwatt.reports.words import duration
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from underwatt.api import ConvergeResult, MeasuredProfile
 
 app = typer.Typer()
@@ -40,19 +25,19 @@ app = typer.Typer()
 @app.command("profile")
 def profile(
     job: list[str] = typer.Argument(..., metavar="JOB", help=JOB_HELP, show_default=False),
-    device: str = typer.Option("", "--device", "-d", help=DEVICE_HELP),
-    batch_sizes: str = typer.Option("", "--batch-sizes", "-b", help="Such as 8,16,32; the job's own by default."),
+    device: str = common.DEVICE,
+    batch_sizes: str = common.BATCH_SIZES,
     settings: int = typer.Option(
         12, "--settings", "-n", min=1, help="So many settings, spread over modes and batch sizes ..."
     ),
     modes: str = typer.Option(
         "", "--modes", "-m", help="... or every batch size at: grid (each GPU clock), a number of modes, or a CSV file."
     ),
-    store: Path | None = STORE,
+    store: Path | None = common.STORE,
     precision: float = typer.Option(0.01, help="Half width of the 95% intervals to measure to, as a share."),
     limit_s: float = typer.Option(60.0, help="Longest time to measure one setting."),
-    lr: float | None = typer.Option(None, help="For a command: what {lr} stands for ..."),
-    lr_batch_size: int = typer.Option(128, min=1, help=LR_HELP),
+    lr: float | None = common.LR,
+    lr_batch_size: int = common.LR_BATCH_SIZE,
     first_beat_s: float = typer.Option(
         300.0, min=1, help="A job that reports no step for so long has failed to start."
     ),
@@ -60,42 +45,33 @@ def profile(
     as_json: bool = typer.Option(False, "--json", help="For programs: every measurement, when done."),
 ) -> None:
     """Measure step time and power of a job at several settings; interrupt and run again to go on where it stopped."""
-    options = options_of(locals(), "as_json")
+    options = common.options_of(locals(), "as_json")
     from underwatt.api import ProfileProgress
     from underwatt.store.store import default_store_path
 
-    with _what_was_done_is_kept("what was measured is kept"), progress_bar() as progress:
+    with common.kept_if_interrupted("what was measured is"), common.progress_bar() as progress:
         bar = progress.add_task("measuring", total=None, left="", visible=False)
 
         def show(event: object) -> None:
-            say_note(event)
+            common.say_note(event)
             if not isinstance(event, ProfileProgress):
                 return
             left = duration(event.left_s, 2)
             if event.last is None:
                 title = escape(f"{event.workload.name} on {event.device.name}")
-                LOG.print(
+                common.LOG.print(
                     f"{title}: {event.to_measure} of {event.settings} settings to measure, about {left} of the "
                     f"device's time. [dim]Store: {escape(str(store or default_store_path()))}[/]",
                     soft_wrap=True,
                 )
             else:
-                progress.console.print(measured_line(event.last), soft_wrap=True)
+                progress.console.print(common.measured_line(event.last), soft_wrap=True)
             progress.update(bar, completed=event.done, total=event.to_measure, left=f"{left} left", visible=True)
 
         found = underwatt.profile(**options, listener=show)
     _show_profile(found, as_json=as_json)
     if found.now.failed or not found.usable():
         raise typer.Exit(1)
-
-
-@contextmanager
-def _what_was_done_is_kept(what: str) -> Iterator[None]:
-    try:
-        yield
-    except KeyboardInterrupt:
-        LOG.print(f"Interrupted; {what}. Run the same command again to go on.")
-        raise
 
 
 def _show_profile(found: MeasuredProfile, *, as_json: bool) -> None:
@@ -109,9 +85,9 @@ def _show_profile(found: MeasuredProfile, *, as_json: bool) -> None:
             "too_large": found.now.too_large,
             "measurements": found.measurements,
         }
-        typer.echo(json.dumps(to_json(record), indent=2))
+        common.say_json(record)
         return
-    table = plain_table("batch", "settings", "samples/s", "watts")
+    table = common.plain_table("batch", "settings", "samples/s", "watts")
     for size in sorted({m.setting.batch_size for m in found.usable()}):
         mine = [m for m in found.usable() if m.setting.batch_size == size]
         rates = [size / m.step_s for m in mine]
@@ -119,13 +95,13 @@ def _show_profile(found: MeasuredProfile, *, as_json: bool) -> None:
         table.add_row(
             str(size), str(len(mine)), f"{min(rates):.1f}–{max(rates):.1f}", f"{min(watts):.1f}–{max(watts):.1f}"
         )
-    OUT.print(table)
+    common.OUT.print(table)
     new = f"{len(found.now.measured)} settings measured now"
-    OUT.print(f"{new}, {len(found.usable())} usable in profile {found.number}.")
+    common.OUT.print(f"{new}, {len(found.usable())} usable in profile {found.number}.")
     if math.isfinite(limit := smallest_too_large(found.measurements)):
-        OUT.print(f"[yellow]Out of memory[/] at batch size {limit}; larger ones were left out.")
+        common.OUT.print(f"[yellow]Out of memory[/] at batch size {limit}; larger ones were left out.")
     for failed in found.now.failed:
-        OUT.print(f"[red]Failed:[/] {failed.setting}: {escape(failed.note)}", soft_wrap=True)
+        common.say(f"[red]Failed:[/] {failed.setting}: {escape(failed.note)}")
 
 
 @app.command("converge")
@@ -145,19 +121,23 @@ def converge(
         False, "--noise-scale", help="Also measure the gradient noise scale, as a second opinion: one more training."
     ),
     workers: int = typer.Option(0, min=0, help="Trainings at once; one a core or GPU by default."),
-    store: Path | None = STORE,
+    store: Path | None = common.STORE,
     as_json: bool = typer.Option(False, "--json", help="For programs: every run, and the curve."),
 ) -> None:
     """Train on proxy data until the target at some batch sizes; interrupt and run again to go on where it stopped."""
-    options = options_of(locals(), "as_json")
+    options = common.options_of(locals(), "as_json")
     from underwatt.studies.study import StudyProgress
 
     # What a job prints is not our answer.
-    with redirect_stdout(sys.stderr), _what_was_done_is_kept("finished trainings are kept"), progress_bar() as progress:
+    with (
+        redirect_stdout(sys.stderr),
+        common.kept_if_interrupted("finished trainings are"),
+        common.progress_bar() as progress,
+    ):
         bar = progress.add_task(f"training {escape(job.rpartition(':')[2])}", total=None, left="")
 
         def show(event: object) -> None:
-            say_note(event)
+            common.say_note(event)
             if not isinstance(event, StudyProgress):
                 return
             left = "" if event.left_s is None else f"{duration(event.left_s, 2)} left"
@@ -168,10 +148,10 @@ def converge(
 
         found = underwatt.converge(**options, listener=show)
     for spec, error in found.failures:
-        LOG.print(f"[red]Failed:[/] {spec}: {escape(str(error))}", soft_wrap=True)
+        common.LOG.print(f"[red]Failed:[/] {spec}: {escape(str(error))}", soft_wrap=True)
     _show_convergence(found, as_json=as_json)
     if noise_scale and found.noise_scale is None:
-        LOG.print("[yellow]The gradient noise scale could not be seen in a training of this length.[/]")
+        common.LOG.print("[yellow]The gradient noise scale could not be seen in a training of this length.[/]")
     if found.failures:
         raise typer.Exit(1)
 
@@ -180,19 +160,18 @@ def _show_convergence(found: ConvergeResult, *, as_json: bool) -> None:
     rows, scale = found.table(), found.noise_scale
     if as_json:
         record = {"target": found.target, "curve": rows, "runs": found.runs, "noise_scale": scale}
-        typer.echo(json.dumps(to_json(record), indent=2))
+        common.say_json(record)
         return
-    table = plain_table("batch", "trainings", "samples to target", "90% interval")
+    table = common.plain_table("batch", "trainings", "samples to target", "90% interval")
     for row in rows:
         never = not math.isfinite(row["samples"])
         interval = "" if never else f"{row['samples_low90']:,.0f}–{row['samples_high90']:,.0f}"
         needed = "never" if never else f"{row['samples']:,.0f}"
         table.add_row(str(row["batch_size"]), str(row["trained"] or ""), needed, interval)
-    OUT.print(table)
+    common.OUT.print(table)
     if scale is not None:
-        OUT.print(
+        common.say(
             f"Gradient noise scale: {scale.samples:,.0f} samples ({scale.samples_low90:,.0f}–"
             f"{scale.samples_high90:,.0f}), at batch size {scale.batch_size}; by the curve, samples double "
-            f"at about {found.curve.batch_noise:,.0f}. A second opinion, which the curve does not use.",
-            soft_wrap=True,
+            f"at about {found.curve.batch_noise:,.0f}. A second opinion, which the curve does not use."
         )

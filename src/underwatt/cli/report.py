@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import typer
 
 import underwatt
-from underwatt.cli.format import REFERENCE_HELP, STORE, options_of, say_note
-from underwatt.records import to_json
+from underwatt.cli import common
 
 app = typer.Typer()
 
@@ -25,14 +23,14 @@ def report(
         None, "--run", help="Folder of a run; the newest under runs/ by default.", show_default=False
     ),
     target: float | None = typer.Option(None, help="Which target of the convergence runs; the run's, or the newest."),
-    references: list[str] = typer.Option([], "--reference", "-r", help=REFERENCE_HELP),
-    store: Path | None = STORE,
+    references: list[str] = common.REFERENCES,
+    store: Path | None = common.STORE,
     as_json: bool = typer.Option(False, "--json", help="Print the figures as data, for programs; writes no file."),
 ) -> None:
     """Make one self-contained HTML page: what was chosen, why, and how the training went."""
-    about = options_of(locals(), "out", "as_json") | {"listener": say_note}
+    about = common.options_of(locals(), "out", "as_json") | {"listener": common.say_note}
     if as_json:
-        typer.echo(json.dumps(to_json(underwatt.report_figures(**about)), indent=2))
+        common.say_json(underwatt.report_figures(**about))
     else:
         path = underwatt.report(out, **about)
         typer.echo(f"{path} ({path.stat().st_size / 1e6:.1f} MB)")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import math
 import os
 import sys
@@ -18,7 +17,7 @@ from rich.markup import escape
 from rich.text import Text
 
 import underwatt
-from underwatt.cli.format import AS_JSON, DEVICE_HELP, LOG, OUT, REFERENCE_HELP, STORE, measured_line, options_of
+from underwatt.cli import common
 from underwatt.events import BudgetChanged, Measured, Noted, Scored, SettingChanged
 from underwatt.jobs.workloads import JOB_HELP
 from underwatt.records import to_json
@@ -31,6 +30,8 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
     from underwatt.control.pilot import Pilot
+
+RUN: Any = typer.Option(None, "--run", help="Folder of the run; the one under way by default.", show_default=False)
 
 app = typer.Typer()
 
@@ -63,7 +64,7 @@ class Display:
     def listen(self, event: object) -> None:
         """Something happened."""
         if isinstance(event, Measured):
-            self.say(measured_line(event.measurement))
+            self.say(common.measured_line(event.measurement))
         elif isinstance(event, SettingChanged) and event.state != "searching":
             text = f"{escape(str(event.setting))} [dim]{escape(event.why)}[/]"
             self.say(f"[{COLOURS[event.state]}]{event.state}[/] {text}")
@@ -127,75 +128,71 @@ def run(
     budget: str = typer.Option("", "--budget", help="10W, 10W peak, or a schedule: 08:00-18:00=15W,else=7W."),
     schedule: Path | None = typer.Option(None, "--schedule", help="CSV with at_s,power_w or time,power_w."),
     energy: str = typer.Option("", "--energy", help="Energy for the whole training, such as 50Wh; it stops there."),
-    device: str = typer.Option("", "--device", "-d", help=DEVICE_HELP),
+    device: str = common.DEVICE,
     no_modes: bool = typer.Option(False, "--no-modes", help="Set nothing on the device: batch size and pauses only."),
-    batch_sizes: str = typer.Option("", "--batch-sizes", "-b", help="Such as 8,16,32; the job's own by default."),
+    batch_sizes: str = common.BATCH_SIZES,
     folder: Path | None = typer.Option(None, "--out", help="The run's folder; a new one in runs/ by default."),
     resume: bool = typer.Option(False, "--resume", help="Go on with the run in --out, or the job's newest one."),
     evaluate_every: int = typer.Option(0, min=0, help="Test the model every so many samples; as in converge if 0."),
     limit_samples: float = typer.Option(0, "--limit", min=0, help="Give up after so many samples; never if 0."),
     target: float | None = typer.Option(None, help="The score to train to; the job's own by default."),
-    references: list[str] = typer.Option([], "--reference", "-r", help=REFERENCE_HELP),
-    lr: float | None = typer.Option(None, help="For a command: what {lr} stands for ..."),
+    references: list[str] = common.REFERENCES,
+    lr: float | None = common.LR,
     lr_batch_size: int | None = typer.Option(
         None, min=1, help="... at this batch size (128 by default); scaled by its square root elsewhere."
     ),
-    store: Path | None = STORE,
+    store: Path | None = common.STORE,
     as_json: bool = typer.Option(False, "--json", help="For programs: how it ended."),
 ) -> None:
     """Train under a budget: measure what is missing by training steps, hold the budget, restore; Ctrl-C is safe."""
-    given = options_of(locals(), "job", "no_modes", "as_json")
+    given = common.options_of(locals(), "job", "no_modes", "as_json")
     options = underwatt.RunOptions(**given, set_modes=not no_modes)
-    display = Display(LOG)
+    display = Display(common.LOG)
     with redirect_stdout(sys.stderr), display:  # what a job prints is not our answer
         ended = underwatt.run(job, options, listener=display.listen, watch=display.watch)
     if as_json:
         record = to_json(ended)
         kept_in = {"folder": record.pop("folder")}
         is_job = len(job) == 1 and ":" in job[0]
-        typer.echo(json.dumps(record if is_job else {"steps": ended.steps, **kept_in}))
+        common.say_json(record if is_job else {"steps": ended.steps, **kept_in}, None)
         return
     # In the words and with the figures of the report.
     from underwatt.reports.run_figures import happened
 
     log = ended.record()
     back = " The device is as it was." if log.end is not None and log.end.restored else ""
-    OUT.print(f"{escape(happened(log))}{back} [dim]Folder: {escape(str(ended.folder))}[/]", soft_wrap=True)
+    common.say(f"{escape(happened(log))}{back} [dim]Folder: {escape(str(ended.folder))}[/]")
 
 
 @app.command("budget")
 def budget(
     watts: str = typer.Argument(..., help="Watts such as 7W or 7W peak, or a schedule: 08:00-18:00=15W,else=7W."),
-    run: Path | None = typer.Option(
-        None, "--run", help="Folder of the run; the one under way by default.", show_default=False
-    ),
-    as_json: bool = AS_JSON,
+    run: Path | None = RUN,
+    as_json: bool = common.AS_JSON,
 ) -> None:
     """Change the budget of the run under way."""
     folder = underwatt.change_budget(watts, run)
     if as_json:
-        typer.echo(json.dumps({"folder": str(folder), "budget": watts}))
+        common.say_json({"folder": str(folder), "budget": watts}, None)
     else:
         said = f"The run in {escape(str(folder))} will now keep [bold]{escape(watts)}[/]."
-        OUT.print(said, highlight=False, soft_wrap=True)
+        common.OUT.print(said, highlight=False, soft_wrap=True)
 
 
 @app.command("watch")
 def watch(
-    run: Path | None = typer.Option(
-        None, "--run", help="Folder of the run; the one that is under way by default.", show_default=False
-    ),
+    run: Path | None = RUN,
     port: int = typer.Option(0, min=0, max=65535, help="Port on this machine; a free one by default."),
     as_json: bool = typer.Option(False, "--json", help="Print the address as JSON, for programs."),
 ) -> None:
     """Watch a run in the browser: watts against the budget, progress, log; change the budget there."""
     server = underwatt.watch(run, port)
     if as_json:
-        shown = {"url": server.url, "port": server.port, "token": server.token, "run": str(server.folder)}
-        typer.echo(json.dumps(shown))
+        address = {"url": server.url, "port": server.port, "token": server.token}
+        common.say_json({**address, "run": str(server.folder)}, None)
     else:
         typer.echo(server.url)
-        LOG.print(
+        common.LOG.print(
             "[dim]Whoever has this address can see the run and change its budget. From another machine, first: "
             f"ssh -L {server.port}:127.0.0.1:{server.port} HOST. Ctrl-C ends the page, not the run.[/]",
             highlight=False,
