@@ -275,28 +275,27 @@ def export(what: str, file: TextIO, *, with_convergence: bool = False, store: An
 
     ``what`` is the number of a profile, the id of a workload's convergence runs, or ``plan:NUMBER``.
     """
+    if with_convergence and not what.isdecimal():
+        raise InputError("Only a profile is exported with its convergence runs.", hint="Name it by its number.")
     with opened(store, create=False) as kept:
-        runs = {workload.id: (workload, items) for workload, items in kept.convergence()}
         kind, _, number = what.partition(":")
-        profile = kept.profile(int(what)) if what.isdecimal() else None
-        if profile is None and with_convergence:
-            raise InputError("Only a profile is exported with its convergence runs.", hint="Name it by its number.")
         if kind == "plan" and number.isdecimal():
             file.write(json.dumps(dict(kept.plan(int(number)).record), indent=2) + "\n")
             return f"Plan {number}"
-    workload, items = runs.get(what if profile is None else profile.workload.id, (None, ()))
-    if profile is not None:
-        whose = f"{profile.workload.name} on {profile.device.name}"
-        said = f"Profile {what} ({whose}, {len(profile.measurements)} measurements)"
-        if not with_convergence:
-            write_profile(profile, file)
-            return said
-        if not items:
-            hint = "`underwatt converge JOB` makes some."
-            raise InputError(f"There are no convergence runs of {profile.workload.name}.", hint=hint)
-        write_profile_with_convergence(profile, items, file)
-        return f"{said} and {len(items)} runs"
-    if workload is None:
-        raise InputError(f"There are no convergence runs {what!r}.", hint="`underwatt store ls` lists them.")
-    write_convergence(workload, items, file)
-    return f"{len(items)} convergence runs of {workload.name}"
+        profile = kept.profile(int(what)) if what.isdecimal() else None
+        wanted = what if profile is None else profile.workload.id
+        workload, runs = next((found for found in kept.convergence() if found[0].id == wanted), (None, ()))
+    if profile is None:
+        if workload is None:
+            raise InputError(f"There are no convergence runs {what!r}.", hint="`underwatt store ls` lists them.")
+        write_convergence(workload, runs, file)
+        return f"{len(runs)} convergence runs of {workload.name}"
+    name = profile.workload.name
+    said = f"Profile {what} ({name} on {profile.device.name}, {len(profile.measurements)} measurements)"
+    if not with_convergence:
+        write_profile(profile, file)
+        return said
+    if not runs:
+        raise InputError(f"There are no convergence runs of {name}.", hint="`underwatt converge JOB` makes some.")
+    write_profile_with_convergence(profile, runs, file)
+    return f"{said} and {len(runs)} runs"

@@ -11,6 +11,7 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Column, Table
+from typer import Option
 
 from underwatt.events import Noted
 from underwatt.records import Status, to_json
@@ -26,15 +27,15 @@ OUT = Console()
 LOG = Console(stderr=True)  # what is no answer: progress and notes
 
 DEVICE_HELP = "Address of the device, such as jetson, nvml:0 or virtual:nano; the likeliest one by default."
-DEVICE: Any = typer.Option("", "--device", "-d", help=DEVICE_HELP)
-BATCH_SIZES: Any = typer.Option("", "--batch-sizes", "-b", help="Such as 8,16,32; the job's own by default.")
+DEVICE: Any = Option("", "--device", "-d", help=DEVICE_HELP)
+BATCH_SIZES: Any = Option("", "--batch-sizes", "-b", help="Such as 8,16,32; the job's own by default.")
 REFERENCE_HELP = "A profile of another workload or device: its number, a CSV file, or builtin:BOARD (simulated)."
-REFERENCES: Any = typer.Option([], "--reference", "-r", help=f"{REFERENCE_HELP} Repeatable.")
-LR: Any = typer.Option(None, help="For a command: what {lr} stands for ...")
-LR_BATCH_SIZE: Any = typer.Option(128, min=1, help="... at this batch size; scaled by its square root elsewhere.")
+REFERENCES: Any = Option([], "--reference", "-r", help=f"{REFERENCE_HELP} Repeatable.")
+LR: Any = Option(None, help="For a command: what {lr} stands for ...")
+LR_BATCH_SIZE: Any = Option(128, min=1, help="... at this batch size; scaled by its square root elsewhere.")
 STORE_HELP = "Where measurements are kept; $UNDERWATT_STORE, or underwatt.db in this folder, by default."
-STORE: Any = typer.Option(None, "--store", help=STORE_HELP, show_default=False)
-AS_JSON: Any = typer.Option(False, "--json", help="For programs.")
+STORE: Any = Option(None, "--store", help=STORE_HELP, show_default=False)
+AS_JSON: Any = Option(False, "--json", help="For programs.")
 
 KNOB_HEADINGS = {  # clocks in MHz, limits in watts
     "cpu_cores": "cores",

@@ -7,11 +7,11 @@ import itertools
 import time
 from typing import TYPE_CHECKING, Any
 
-import typer
 from rich.console import Group
 from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
+from typer import Exit, Option, Typer
 
 import underwatt
 from underwatt.cli import common
@@ -23,16 +23,16 @@ if TYPE_CHECKING:
 
 WATCH_PERIOD_S = 0.5
 
-app = typer.Typer()
+app = Typer()
 
 
 @app.command("devices")
 def show_devices(
-    device: str = typer.Option("", "--device", "-d", help="Only this device, also a simulated one."),
-    everything: bool = typer.Option(False, "--all", help="Also list the simulated boards."),
+    device: str = Option("", "--device", "-d", help="Only this device, also a simulated one."),
+    everything: bool = Option(False, "--all", help="Also list the simulated boards."),
     as_json: bool = common.AS_JSON,
-    watch: bool = typer.Option(False, "--watch", help="Live readings until Ctrl-C (one JSON line each with --json)."),
-    count: int = typer.Option(0, "--count", min=0, help="With --watch: stop after this many readings."),
+    watch: bool = Option(False, "--watch", help="Live readings until Ctrl-C (one JSON line each with --json)."),
+    count: int = Option(0, min=0, help="With --watch: stop after this many readings."),
 ) -> None:
     """Show what is here, what can be read and set, and what would permit the rest."""
     opened, failed = underwatt.devices([device] if device else (), simulated=everything)
@@ -52,11 +52,11 @@ def show_devices(
 @app.command("set")
 def set_mode(
     device: str = common.DEVICE,
-    cpu_cores: int | None = typer.Option(None, help="Cores online."),
-    cpu_mhz: float | None = typer.Option(None, help="CPU clock."),
-    gpu_mhz: float | None = typer.Option(None, help="GPU clock."),
-    mem_mhz: float | None = typer.Option(None, help="Memory clock."),
-    power_limit_w: float | None = typer.Option(None, help="GPU power limit."),
+    cpu_cores: int | None = Option(None, help="Cores online."),
+    cpu_mhz: float | None = Option(None, help="CPU clock."),
+    gpu_mhz: float | None = Option(None, help="GPU clock."),
+    mem_mhz: float | None = Option(None, help="Memory clock."),
+    power_limit_w: float | None = Option(None, help="GPU power limit."),
 ) -> None:
     """Set a power mode and leave it so; `underwatt restore` brings back what was there before."""
     mode = PowerMode(cpu_cores, cpu_mhz, gpu_mhz, mem_mhz, power_limit_w)
@@ -76,7 +76,7 @@ def set_mode(
 @app.command("restore")
 def restore(
     as_json: bool = common.AS_JSON,
-    discard: bool = typer.Option(False, "--discard", help="Remove damaged journals that cannot be restored from."),
+    discard: bool = Option(False, "--discard", help="Remove damaged journals that cannot be restored from."),
 ) -> None:
     """Put back whatever a killed session or `underwatt set` left changed."""
     outcomes = underwatt.restore(discard=discard)
@@ -90,7 +90,7 @@ def restore(
         for name, error in outcomes:
             common.say(f"[red]✗[/] {name}: {error}" if error else f"[green]✓[/] {name}: as it was found")
     if any(error for _, error in outcomes):
-        raise typer.Exit(1)
+        raise Exit(1)
 
 
 def _reading(device: Device) -> dict[str, Any]:

@@ -8,8 +8,8 @@ from contextlib import nullcontext, redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import typer
 from rich.markup import escape
+from typer import Argument, Option, Typer
 
 import underwatt
 from underwatt.cli import common
@@ -26,24 +26,24 @@ if TYPE_CHECKING:
     from underwatt.api.decide import DevicePlan, ExpectedSetting, Forecast
     from underwatt.rivals.compare import Alternative
 
-PREDICTOR: Any = typer.Option(
+PREDICTOR: Any = Option(
     "underwatt", "--predictor", metavar="NAME", help="Who predicts: underwatt, powertrain, or another package's own."
 )
 VERDICTS = {"yes": "", "risky": "[yellow]over?[/]", "over": "[red]over[/]"}
 
-app = typer.Typer()
+app = Typer()
 
 
 @app.command("predict")
 def predict(
-    profile: int = typer.Argument(0, help="Number of the profile, from `underwatt store ls`; the newest by default."),
-    modes: str = typer.Option(
+    profile: int = Argument(0, help="Number of the profile, from `underwatt store ls`; the newest by default."),
+    modes: str = Option(
         "", "--modes", "-m", help="grid, a number of modes, or a CSV file; the best of all modes by default."
     ),
-    batch_sizes: str = typer.Option("", "--batch-sizes", "-b", help="Such as 8,16,32; the measured ones by default."),
+    batch_sizes: str = Option("", "--batch-sizes", "-b", help="Such as 8,16,32; the measured ones by default."),
     references: list[str] = common.REFERENCES,
     predictor: str = PREDICTOR,
-    validate: bool = typer.Option(False, "--validate", help="Hold measured settings back, predict them, and compare."),
+    validate: bool = Option(False, "--validate", help="Hold measured settings back, predict them, and compare."),
     store: Path | None = common.STORE,
     as_json: bool = common.AS_JSON,
 ) -> None:
@@ -98,34 +98,32 @@ def _show_forecast(found: Forecast, *, everything: bool) -> None:
 
 @app.command("plan")
 def plan(
-    job: list[str] = typer.Argument(None, metavar="[JOB]", help=f"With --measure: {JOB_HELP}.", show_default=False),
-    budget: str = typer.Option("", "--budget", help="Watts, one budget: 10W, 10W peak, or 10W mean over 60s."),
-    energy: str = typer.Option("", "--energy", help="Energy for the whole training, such as 50Wh."),
-    deadline: str = typer.Option("", "--deadline", help="Time for the whole training, such as 2h."),
-    least_energy: bool = typer.Option(
-        False, "--least-energy", help="Spend the least energy, instead of the least time."
-    ),
-    risk: float = typer.Option(0.05, help="Accepted chance that an unmeasured choice exceeds the budget."),
-    measure: bool = typer.Option(
+    job: list[str] = Argument(None, metavar="[JOB]", help=f"With --measure: {JOB_HELP}.", show_default=False),
+    budget: str = Option("", help="Watts, one budget: 10W, 10W peak, or 10W mean over 60s."),
+    energy: str = Option("", help="Energy for the whole training, such as 50Wh."),
+    deadline: str = Option("", help="Time for the whole training, such as 2h."),
+    least_energy: bool = Option(False, "--least-energy", help="Spend the least energy, instead of the least time."),
+    risk: float = Option(0.05, help="Accepted chance that an unmeasured choice exceeds the budget."),
+    measure: bool = Option(
         False, "--measure", help="Measure JOB as you go, what is worth it; the choice was then measured to fit."
     ),
-    device: str = typer.Option("", "--device", "-d", help=f"With --measure. {common.DEVICE_HELP}"),
-    lr: float | None = typer.Option(None, help="With --measure of a command: what {lr} stands for ..."),
+    device: str = Option("", "--device", "-d", help=f"With --measure. {common.DEVICE_HELP}"),
+    lr: float | None = Option(None, help="With --measure of a command: what {lr} stands for ..."),
     lr_batch_size: int = common.LR_BATCH_SIZE,
-    profile: int = typer.Option(0, "--profile", "-p", help="Number of the profile; the newest by default."),
-    convergence: str = typer.Option("", help="Id of a workload's convergence runs; the profile's own by default."),
-    target: float | None = typer.Option(None, help="Which target of the convergence runs; the newest by default."),
-    batch_sizes: str = typer.Option(
+    profile: int = Option(0, "--profile", "-p", help="Number of the profile; the newest by default."),
+    convergence: str = Option("", help="Id of a workload's convergence runs; the profile's own by default."),
+    target: float | None = Option(None, help="Which target of the convergence runs; the newest by default."),
+    batch_sizes: str = Option(
         "", "--batch-sizes", "-b", help="Such as 8,16,32; the measured ones, or the job's own, by default."
     ),
     references: list[str] = common.REFERENCES,
     predictor: str = PREDICTOR,
-    powertrain: bool = typer.Option(
+    powertrain: bool = Option(
         False, "--powertrain", help="Also show what PowerTrain would choose; takes seconds, and needs PyTorch."
     ),
     store: Path | None = common.STORE,
-    out: Path | None = typer.Option(None, "--out", help="Also write the plan to this file, to take it elsewhere."),
-    keep: bool = typer.Option(False, "--keep", help="Also keep the plan in the store."),
+    out: Path | None = Option(None, help="Also write the plan to this file, to take it elsewhere."),
+    keep: bool = Option(False, "--keep", help="Also keep the plan in the store."),
     as_json: bool = common.AS_JSON,
 ) -> None:
     """Choose batch size and power mode together: soonest to the target within the budget."""

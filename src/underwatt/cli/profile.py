@@ -8,8 +8,8 @@ from contextlib import redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import typer
 from rich.markup import escape
+from typer import Argument, Exit, Option, Typer
 
 import underwatt
 from underwatt.cli import common
@@ -19,30 +19,28 @@ from underwatt.reports.words import duration
 if TYPE_CHECKING:
     from underwatt.api import ConvergeResult, MeasuredProfile
 
-app = typer.Typer()
+app = Typer()
 
 
 @app.command("profile")
 def profile(
-    job: list[str] = typer.Argument(..., metavar="JOB", help=JOB_HELP, show_default=False),
+    job: list[str] = Argument(..., metavar="JOB", help=JOB_HELP, show_default=False),
     device: str = common.DEVICE,
     batch_sizes: str = common.BATCH_SIZES,
-    settings: int = typer.Option(
+    settings: int = Option(
         12, "--settings", "-n", min=1, help="So many settings, spread over modes and batch sizes ..."
     ),
-    modes: str = typer.Option(
+    modes: str = Option(
         "", "--modes", "-m", help="... or every batch size at: grid (each GPU clock), a number of modes, or a CSV file."
     ),
     store: Path | None = common.STORE,
-    precision: float = typer.Option(0.01, help="Half width of the 95% intervals to measure to, as a share."),
-    limit_s: float = typer.Option(60.0, help="Longest time to measure one setting."),
+    precision: float = Option(0.01, help="Half width of the 95% intervals to measure to, as a share."),
+    limit_s: float = Option(60.0, help="Longest time to measure one setting."),
     lr: float | None = common.LR,
     lr_batch_size: int = common.LR_BATCH_SIZE,
-    first_beat_s: float = typer.Option(
-        300.0, min=1, help="A job that reports no step for so long has failed to start."
-    ),
-    beat_s: float = typer.Option(120.0, min=0.1, help="A job that reports no further step for so long hangs."),
-    as_json: bool = typer.Option(False, "--json", help="For programs: every measurement, when done."),
+    first_beat_s: float = Option(300.0, min=1, help="A job that reports no step for so long has failed to start."),
+    beat_s: float = Option(120.0, min=0.1, help="A job that reports no further step for so long hangs."),
+    as_json: bool = Option(False, "--json", help="For programs: every measurement, when done."),
 ) -> None:
     """Measure step time and power of a job at several settings; interrupt and run again to go on where it stopped."""
     options = common.options_of(locals(), "as_json")
@@ -71,7 +69,7 @@ def profile(
         found = underwatt.profile(**options, listener=show)
     _show_profile(found, as_json=as_json)
     if found.now.failed or not found.usable():
-        raise typer.Exit(1)
+        raise Exit(1)
 
 
 def _show_profile(found: MeasuredProfile, *, as_json: bool) -> None:
@@ -106,23 +104,21 @@ def _show_profile(found: MeasuredProfile, *, as_json: bool) -> None:
 
 @app.command("converge")
 def converge(
-    job: str = typer.Argument(..., help="file.py:factory or module:factory."),
-    batch_sizes: str = typer.Option(
-        "", "--batch-sizes", "-b", help="Such as 8,32,128; spread over the job's by default."
-    ),
-    points: int = typer.Option(4, min=1, help="How many of the job's batch sizes to train at."),
-    seeds: int = typer.Option(3, min=1, help="How many trainings at each."),
-    passes: float = typer.Option(
+    job: str = Argument(..., help="file.py:factory or module:factory."),
+    batch_sizes: str = Option("", "--batch-sizes", "-b", help="Such as 8,32,128; spread over the job's by default."),
+    points: int = Option(4, min=1, help="How many of the job's batch sizes to train at."),
+    seeds: int = Option(3, min=1, help="How many trainings at each."),
+    passes: float = Option(
         30,
         min=1,
         help="Give up after so many passes over the data; with more than before, runs given up are made again.",
     ),
-    noise_scale: bool = typer.Option(
+    noise_scale: bool = Option(
         False, "--noise-scale", help="Also measure the gradient noise scale, as a second opinion: one more training."
     ),
-    workers: int = typer.Option(0, min=0, help="Trainings at once; one a core or GPU by default."),
+    workers: int = Option(0, min=0, help="Trainings at once; one a core or GPU by default."),
     store: Path | None = common.STORE,
-    as_json: bool = typer.Option(False, "--json", help="For programs: every run, and the curve."),
+    as_json: bool = Option(False, "--json", help="For programs: every run, and the curve."),
 ) -> None:
     """Train on proxy data until the target at some batch sizes; interrupt and run again to go on where it stopped."""
     options = common.options_of(locals(), "as_json")
@@ -153,7 +149,7 @@ def converge(
     if noise_scale and found.noise_scale is None:
         common.LOG.print("[yellow]The gradient noise scale could not be seen in a training of this length.[/]")
     if found.failures:
-        raise typer.Exit(1)
+        raise Exit(1)
 
 
 def _show_convergence(found: ConvergeResult, *, as_json: bool) -> None:

@@ -11,10 +11,10 @@ from contextlib import redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import typer
 from rich.live import Live
 from rich.markup import escape
 from rich.text import Text
+from typer import Argument, Option, Typer, echo
 
 import underwatt
 from underwatt.cli import common
@@ -31,9 +31,9 @@ if TYPE_CHECKING:
 
     from underwatt.control.pilot import Pilot
 
-RUN: Any = typer.Option(None, "--run", help="Folder of the run; the one under way by default.", show_default=False)
+RUN: Any = Option(None, "--run", help="Folder of the run; the one under way by default.", show_default=False)
 
-app = typer.Typer()
+app = Typer()
 
 # A run as it is seen on a terminal: one line that moves, and what is worth keeping above it.
 
@@ -124,25 +124,25 @@ def _whoever_looks() -> AbstractContextManager[None]:
 
 @app.command("run")
 def run(
-    job: list[str] = typer.Argument(..., metavar="JOB", help=JOB_HELP, show_default=False),
-    budget: str = typer.Option("", "--budget", help="10W, 10W peak, or a schedule: 08:00-18:00=15W,else=7W."),
-    schedule: Path | None = typer.Option(None, "--schedule", help="CSV with at_s,power_w or time,power_w."),
-    energy: str = typer.Option("", "--energy", help="Energy for the whole training, such as 50Wh; it stops there."),
+    job: list[str] = Argument(..., metavar="JOB", help=JOB_HELP, show_default=False),
+    budget: str = Option("", help="10W, 10W peak, or a schedule: 08:00-18:00=15W,else=7W."),
+    schedule: Path | None = Option(None, help="CSV with at_s,power_w or time,power_w."),
+    energy: str = Option("", help="Energy for the whole training, such as 50Wh; it stops there."),
     device: str = common.DEVICE,
-    no_modes: bool = typer.Option(False, "--no-modes", help="Set nothing on the device: batch size and pauses only."),
+    no_modes: bool = Option(False, "--no-modes", help="Set nothing on the device: batch size and pauses only."),
     batch_sizes: str = common.BATCH_SIZES,
-    folder: Path | None = typer.Option(None, "--out", help="The run's folder; a new one in runs/ by default."),
-    resume: bool = typer.Option(False, "--resume", help="Go on with the run in --out, or the job's newest one."),
-    evaluate_every: int = typer.Option(0, min=0, help="Test the model every so many samples; as in converge if 0."),
-    limit_samples: float = typer.Option(0, "--limit", min=0, help="Give up after so many samples; never if 0."),
-    target: float | None = typer.Option(None, help="The score to train to; the job's own by default."),
+    folder: Path | None = Option(None, "--out", help="The run's folder; a new one in runs/ by default."),
+    resume: bool = Option(False, "--resume", help="Go on with the run in --out, or the job's newest one."),
+    evaluate_every: int = Option(0, min=0, help="Test the model every so many samples; as in converge if 0."),
+    limit_samples: float = Option(0, "--limit", min=0, help="Give up after so many samples; never if 0."),
+    target: float | None = Option(None, help="The score to train to; the job's own by default."),
     references: list[str] = common.REFERENCES,
     lr: float | None = common.LR,
-    lr_batch_size: int | None = typer.Option(
+    lr_batch_size: int | None = Option(
         None, min=1, help="... at this batch size (128 by default); scaled by its square root elsewhere."
     ),
     store: Path | None = common.STORE,
-    as_json: bool = typer.Option(False, "--json", help="For programs: how it ended."),
+    as_json: bool = Option(False, "--json", help="For programs: how it ended."),
 ) -> None:
     """Train under a budget: measure what is missing by training steps, hold the budget, restore; Ctrl-C is safe."""
     given = common.options_of(locals(), "job", "no_modes", "as_json")
@@ -166,7 +166,7 @@ def run(
 
 @app.command("budget")
 def budget(
-    watts: str = typer.Argument(..., help="Watts such as 7W or 7W peak, or a schedule: 08:00-18:00=15W,else=7W."),
+    watts: str = Argument(..., help="Watts such as 7W or 7W peak, or a schedule: 08:00-18:00=15W,else=7W."),
     run: Path | None = RUN,
     as_json: bool = common.AS_JSON,
 ) -> None:
@@ -182,8 +182,8 @@ def budget(
 @app.command("watch")
 def watch(
     run: Path | None = RUN,
-    port: int = typer.Option(0, min=0, max=65535, help="Port on this machine; a free one by default."),
-    as_json: bool = typer.Option(False, "--json", help="Print the address as JSON, for programs."),
+    port: int = Option(0, min=0, max=65535, help="Port on this machine; a free one by default."),
+    as_json: bool = Option(False, "--json", help="Print the address as JSON, for programs."),
 ) -> None:
     """Watch a run in the browser: watts against the budget, progress, log; change the budget there."""
     server = underwatt.watch(run, port)
@@ -191,7 +191,7 @@ def watch(
         address = {"url": server.url, "port": server.port, "token": server.token}
         common.say_json({**address, "run": str(server.folder)}, None)
     else:
-        typer.echo(server.url)
+        echo(server.url)
         common.LOG.print(
             "[dim]Whoever has this address can see the run and change its budget. From another machine, first: "
             f"ssh -L {server.port}:127.0.0.1:{server.port} HOST. Ctrl-C ends the page, not the run.[/]",

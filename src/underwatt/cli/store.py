@@ -7,9 +7,9 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import typer
 from rich.markup import escape
 from rich.table import Table
+from typer import Argument, Option, Typer
 
 import underwatt
 from underwatt.cli import common
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from typing import Any
 
-_store_app = typer.Typer(no_args_is_help=True, help="Look at, export and import what was measured.")
-app = typer.Typer()
+_store_app = Typer(no_args_is_help=True, help="Look at, export and import what was measured.")
+app = Typer()
 app.add_typer(_store_app, name="store")
 
 
@@ -48,7 +48,7 @@ def list_profiles(store: Path | None = common.STORE, as_json: bool = common.AS_J
 
 @_store_app.command("show")
 def show_profile(
-    profile: int = typer.Argument(..., help="Number of the profile, from `underwatt store ls`."),
+    profile: int = Argument(..., help="Number of the profile, from `underwatt store ls`."),
     store: Path | None = common.STORE,
     as_json: bool = common.AS_JSON,
 ) -> None:
@@ -76,14 +76,12 @@ def show_profile(
 
 @_store_app.command("export")
 def export(
-    what: str = typer.Argument(
-        ..., help="Number of a profile, the id of a workload's convergence runs, or plan:NUMBER."
-    ),
-    file: Path | None = typer.Argument(None, help="Where to; standard output by default."),
-    with_convergence: bool = typer.Option(
+    what: str = Argument(..., help="Number of a profile, the id of a workload's convergence runs, or plan:NUMBER."),
+    file: Path | None = Argument(None, help="Where to; standard output by default."),
+    with_convergence: bool = Option(
         False, "--with-convergence", help="A profile and its workload's convergence runs in one file (JSON)."
     ),
-    force: bool = typer.Option(False, "--force", help="Write over a file that is there."),
+    force: bool = Option(False, "--force", help="Write over a file that is there."),
     store: Path | None = common.STORE,
 ) -> None:
     """Write a profile or convergence runs (CSV), both, or a plan (JSON), for `import` on another machine."""
@@ -104,9 +102,9 @@ def export(
 
 @_store_app.command("import")
 def import_file(
-    file: Path = typer.Argument(..., help="An exported file, a plan, a PowerTrain table, or a Zeus trace."),
-    device_name: str = typer.Option("", help="Device of a table that does not say; the file's name by default."),
-    samples_per_epoch: float = typer.Option(1.0, min=1, help="For Zeus traces, which count epochs."),
+    file: Path = Argument(..., help="An exported file, a plan, a PowerTrain table, or a Zeus trace."),
+    device_name: str = Option("", help="Device of a table that does not say; the file's name by default."),
+    samples_per_epoch: float = Option(1.0, min=1, help="For Zeus traces, which count epochs."),
     store: Path | None = common.STORE,
 ) -> None:
     """Take in measurements, convergence runs or a plan: our own export, PowerTrain's tables, Zeus' traces."""

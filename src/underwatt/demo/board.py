@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from underwatt.api.known import every_setting
+from underwatt.api.known import every_setting, spread_settings
 from underwatt.budget import Budget, Schedule
 from underwatt.control.as_you_go import measure_as_you_go
 from underwatt.control.live import LiveBudget
@@ -26,7 +26,6 @@ from underwatt.jobs.workloads import SimulatedWorkload
 from underwatt.measure.meter import SAMPLE_PERIOD_S, Trace
 from underwatt.measure.series import in_order, run_profile
 from underwatt.planning.problem import Problem
-from underwatt.predict.design import first_settings
 from underwatt.records import Setting
 from underwatt.runlog.record import RunRecord
 
@@ -124,10 +123,10 @@ class Bench:
 
 def measure_few(bench: Bench) -> tuple[Measurement, ...]:
     """The vendor's named modes at the middle batch size, and some settings that tell how the others behave."""
-    device, candidates = bench.device(), bench.candidates()
+    device = bench.device()
     middle = BATCH_SIZES[len(BATCH_SIZES) // 2]
     named = [Setting(mode, middle) for mode in device.stock_modes().values()]
-    telling = [candidates[int(row)] for row in first_settings(candidates, TELLING)]
+    telling = spread_settings(device.space, BATCH_SIZES, TELLING)
     workload = SimulatedWorkload(bench.workload, RESNET18, device)
     with Session(device) as session:
         return run_profile(session, workload, in_order([*named, *telling]), bench.store).measured
