@@ -31,15 +31,7 @@ from underwatt.jobs.runs import Run, RunOptions, RunResult, run_command, run_job
 from underwatt.measure.measurement import MeasureOptions
 from underwatt.measure.series import expected_s, ordered_settings, run_profile, to_measure
 from underwatt.records import Profile
-from underwatt.studies.study import (
-    DEFAULT_POINTS,
-    DEFAULT_SEEDS,
-    StudySettings,
-    data_note,
-    newest_rates,
-    spread_batch_sizes,
-    study,
-)
+from underwatt.studies.study import StudySettings, data_note, newest_rates, spread_batch_sizes, study
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -173,9 +165,9 @@ def converge(
     job: Job | str,
     *,
     batch_sizes: str | Sequence[int] = (),
-    points: int = DEFAULT_POINTS,
-    seeds: int = DEFAULT_SEEDS,
-    passes: float | None = None,
+    points: int = 4,
+    seeds: int = 3,
+    passes: float = 30,
     noise_scale: bool = False,
     workers: int = 0,
     store: AnyStore = None,
@@ -196,7 +188,7 @@ def converge(
     if note := data_note(loaded):
         listener(Noted(level="warning", text=note))
     sizes = known.as_batch_sizes(batch_sizes) or spread_batch_sizes(loaded.batch_sizes, points)
-    effort = usual_effort(loaded) if passes is None else usual_effort(loaded, passes)
+    effort = usual_effort(loaded, passes)
     settings = StudySettings(sizes, tuple(range(seeds)), effort, (workers or None) if address else 1)
     with known.opened(store) as kept:
         done = next((runs for workload, runs in kept.convergence() if workload.id == info.id), ())

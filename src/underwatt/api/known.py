@@ -23,14 +23,7 @@ from underwatt.measure.series import grid_modes, in_order, modes_from_file
 from underwatt.predict.base import SettingArray, observe
 from underwatt.predict.design import first_settings
 from underwatt.runlog.log import read_log
-from underwatt.store.exchange import (
-    builtin_reference,
-    plan_of,
-    read_file,
-    write_convergence,
-    write_profile,
-    write_profile_with_convergence,
-)
+from underwatt.store import exchange
 from underwatt.store.store import Store
 from underwatt.studies.study import newest_rates
 
@@ -129,8 +122,8 @@ def _named(store: Store, text: str) -> list[Profile]:
     if text.isdecimal():
         return [store.profile(int(text))]
     if text.startswith("builtin:"):
-        return [builtin_reference(text.removeprefix("builtin:"))]
-    found = read_file(Path(text)).profiles
+        return [exchange.builtin_reference(text.removeprefix("builtin:"))]
+    found = exchange.read_file(Path(text)).profiles
     if not found:
         raise InputError(f"{text} holds no profile to refer to.")
     return found
@@ -257,9 +250,9 @@ def import_file(
 
     ``device_name`` is the device of a table that does not say; Zeus' traces count epochs of ``samples_per_epoch``.
     """
-    found = read_file(Path(file), device_name=device_name, samples_per_epoch=samples_per_epoch)
+    found = exchange.read_file(Path(file), device_name=device_name, samples_per_epoch=samples_per_epoch)
     for record in found.plans:
-        plan_of(record, str(file))  # a plan that cannot be used is refused here, not where it is needed
+        exchange.plan_of(record, str(file))  # a plan that cannot be used is refused here, not where it is needed
     with opened(store) as kept:
         taken, counts = kept.take_in(found.profiles, found.convergence)
         plans = [kept.keep_plan(record) for record in found.plans]
@@ -288,14 +281,14 @@ def export(what: str, file: TextIO, *, with_convergence: bool = False, store: An
     if profile is None:
         if workload is None:
             raise InputError(f"There are no convergence runs {what!r}.", hint="`underwatt store ls` lists them.")
-        write_convergence(workload, runs, file)
+        exchange.write_convergence(workload, runs, file)
         return f"{len(runs)} convergence runs of {workload.name}"
     name = profile.workload.name
     said = f"Profile {what} ({name} on {profile.device.name}, {len(profile.measurements)} measurements)"
     if not with_convergence:
-        write_profile(profile, file)
+        exchange.write_profile(profile, file)
         return said
     if not runs:
         raise InputError(f"There are no convergence runs of {name}.", hint="`underwatt converge JOB` makes some.")
-    write_profile_with_convergence(profile, runs, file)
+    exchange.write_profile_with_convergence(profile, runs, file)
     return f"{said} and {len(runs)} runs"

@@ -59,17 +59,10 @@ def plain_table(*headings: str) -> Table:
 
 def progress_bar() -> Progress:
     """A bar with a count and a field ``left`` for the time left."""
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn
 
-    return Progress(
-        SpinnerColumn(),
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("{task.fields[left]}"),
-        console=LOG,
-        transient=True,
-    )
+    columns = SpinnerColumn(), "{task.description}", BarColumn(), MofNCompleteColumn(), "{task.fields[left]}"
+    return Progress(*columns, console=LOG, transient=True)
 
 
 def say(text: str) -> None:

@@ -15,7 +15,7 @@ from typer import Exit, Option, Typer
 
 import underwatt
 from underwatt.cli import common
-from underwatt.errors import DeviceError, InputError, UnderwattError
+from underwatt.errors import DeviceError, InputError
 from underwatt.records import DeviceState, PowerMode, to_json
 
 if TYPE_CHECKING:
@@ -46,7 +46,13 @@ def show_devices(
         errors = [{"address": at, "error": error.message, "hint": error.hint} for at, error in failed.items()]
         common.say_json([*map(_as_record, opened), *errors])
     else:
-        _print_devices(opened, failed)
+        for item in opened:
+            common.OUT.print(_table(item))
+        for address, error in failed.items():
+            common.say(f"[red]✗[/] {escape(f'{address}: {error}')}")
+        if not opened and not failed:
+            common.OUT.print("No Jetson and no NVIDIA GPU was found here.")
+            common.OUT.print("[dim]Try a simulated board: underwatt devices --all[/]")
 
 
 @app.command("set")
@@ -117,16 +123,6 @@ def _as_record(device: Device) -> dict[str, Any]:
         "capabilities": device.capabilities(),
         **_reading(device),
     }
-
-
-def _print_devices(opened: list[Device], failed: dict[str, UnderwattError]) -> None:
-    if not opened and not failed:
-        common.OUT.print("No Jetson and no NVIDIA GPU was found here.")
-        common.OUT.print("[dim]Try a simulated board: underwatt devices --all[/]")
-    for device in opened:
-        common.OUT.print(_table(device))
-    for address, error in failed.items():
-        common.say(f"[red]✗[/] {escape(f'{address}: {error}')}")
 
 
 def _table(device: Device) -> Group:

@@ -24,8 +24,6 @@ from underwatt.records import to_json
 from underwatt.reports.words import allowed, duration
 
 if TYPE_CHECKING:
-    from contextlib import AbstractContextManager
-
     from rich.console import Console
     from typing_extensions import Self
 
@@ -40,6 +38,7 @@ app = Typer()
 PERIOD_S = 0.25
 LINE_PERIOD_S = 30.0  # where there is no terminal, and each line stays
 COLOURS = {"searching": "cyan", "holding": "green", "correcting": "yellow", "restoring": "dim"}
+CLOSED_TERMINAL = contextlib.suppress(OSError)  # nobody may be looking any more, which ends no training
 
 
 class Display:
@@ -53,12 +52,12 @@ class Display:
         self._score: tuple[float, float] | None = None
 
     def __enter__(self) -> Self:
-        with _whoever_looks():
+        with CLOSED_TERMINAL:
             self._live.__enter__()
         return self
 
     def __exit__(self, *error: Any) -> None:
-        with _whoever_looks():
+        with CLOSED_TERMINAL:
             self._live.__exit__(*error)
 
     def listen(self, event: object) -> None:
@@ -70,10 +69,9 @@ class Display:
             self.say(f"[{COLOURS[event.state]}]{event.state}[/] {text}")
         elif isinstance(event, BudgetChanged) and event.why != "start":
             self.say(f"[bold]budget {allowed(event)}[/] [dim]{event.why}[/]")
-        elif isinstance(event, Noted) and event.level == "warning":
-            self.say(f"[bold yellow]Warning: {escape(event.text)}[/]")
         elif isinstance(event, Noted):
-            self.say(f"[dim]{escape(event.text)}[/]")
+            begin = "[bold yellow]Warning: " if event.level == "warning" else "[dim]"
+            self.say(f"{begin}{escape(event.text)}[/]")
         elif isinstance(event, Scored) and event.target is not None:
             self._score = event.value, event.target
 
@@ -84,7 +82,7 @@ class Display:
             return
         self._next = now + self._period_s
         line = self._line(pilot)
-        with _whoever_looks():
+        with CLOSED_TERMINAL:
             if self._console.is_terminal:
                 self._live.update(line, refresh=True)
             else:
@@ -92,7 +90,7 @@ class Display:
 
     def say(self, text: str) -> None:
         """Leave a line above the one that moves."""
-        with _whoever_looks():
+        with CLOSED_TERMINAL:
             self._console.print(text, soft_wrap=True)
 
     def _line(self, pilot: Pilot) -> Text:
@@ -115,11 +113,6 @@ class Display:
         if math.isfinite(left_s):
             line.append(f"  about {duration(left_s, 2)} left", "dim")
         return line
-
-
-def _whoever_looks() -> AbstractContextManager[None]:
-    """Nobody may be looking any more: a terminal that was closed ends no training."""
-    return contextlib.suppress(OSError)
 
 
 @app.command("run")
