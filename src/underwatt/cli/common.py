@@ -76,7 +76,7 @@ def say_json(record: object, indent: int | None = 2) -> None:
 
 
 @contextmanager
-def kept_if_interrupted(what: str) -> Iterator[None]:
+def interruptible(what: str) -> Iterator[None]:
     """Say that a command can be gone on with."""
     try:
         yield

@@ -134,7 +134,7 @@ def plan(
     if not measure and (job or device):
         raise InputError("A job or a device is named only to be measured.", hint="Add --measure.")
     # What a job prints is not our answer.
-    saying = common.kept_if_interrupted("what was measured is") if measure else nullcontext()
+    saying = common.interruptible("what was measured is") if measure else nullcontext()
     with redirect_stdout(sys.stderr), saying:
         made = underwatt.plan(**options, listener=_say_search)
     if out is not None:

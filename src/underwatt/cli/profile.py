@@ -47,7 +47,7 @@ def profile(
     from underwatt.api import ProfileProgress
     from underwatt.store.store import default_store_path
 
-    with common.kept_if_interrupted("what was measured is"), common.progress_bar() as progress:
+    with common.interruptible("what was measured is"), common.progress_bar() as progress:
         bar = progress.add_task("measuring", total=None, left="", visible=False)
 
         def show(event: object) -> None:
@@ -76,23 +76,16 @@ def _show_profile(found: MeasuredProfile, *, as_json: bool) -> None:
     from underwatt.measure.series import smallest_too_large
 
     if as_json:
-        record = {
-            "profile": found.number,
-            "measured_now": len(found.now.measured),
-            "failed": found.now.failed,
-            "too_large": found.now.too_large,
-            "measurements": found.measurements,
-        }
-        common.say_json(record)
+        now = {"measured_now": len(found.now.measured), "failed": found.now.failed, "too_large": found.now.too_large}
+        common.say_json({"profile": found.number, **now, "measurements": found.measurements})
         return
     table = common.plain_table("batch", "settings", "samples/s", "watts")
     for size in sorted({m.setting.batch_size for m in found.usable()}):
         mine = [m for m in found.usable() if m.setting.batch_size == size]
         rates = [size / m.step_s for m in mine]
         watts = [m.power_w for m in mine]
-        table.add_row(
-            str(size), str(len(mine)), f"{min(rates):.1f}–{max(rates):.1f}", f"{min(watts):.1f}–{max(watts):.1f}"
-        )
+        ranges = (f"{min(values):.1f}–{max(values):.1f}" for values in (rates, watts))
+        table.add_row(str(size), str(len(mine)), *ranges)
     common.OUT.print(table)
     new = f"{len(found.now.measured)} settings measured now"
     common.OUT.print(f"{new}, {len(found.usable())} usable in profile {found.number}.")
@@ -125,11 +118,7 @@ def converge(
     from underwatt.studies.study import StudyProgress
 
     # What a job prints is not our answer.
-    with (
-        redirect_stdout(sys.stderr),
-        common.kept_if_interrupted("finished trainings are"),
-        common.progress_bar() as progress,
-    ):
+    with redirect_stdout(sys.stderr), common.interruptible("finished trainings are"), common.progress_bar() as progress:
         bar = progress.add_task(f"training {escape(job.rpartition(':')[2])}", total=None, left="")
 
         def show(event: object) -> None:

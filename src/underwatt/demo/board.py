@@ -14,9 +14,8 @@ from underwatt.budget import Budget, Schedule
 from underwatt.control.as_you_go import measure_as_you_go
 from underwatt.control.live import LiveBudget
 from underwatt.demo.job import BATCH_SIZES, RESNET18
-from underwatt.device.registry import open_device
 from underwatt.device.session import Session
-from underwatt.drivers.virtual.device import VirtualJetson
+from underwatt.drivers.virtual.device import VirtualJetson, open_virtual
 from underwatt.events import BudgetChanged, Started
 from underwatt.jobs.job import Effort
 from underwatt.jobs.runs import Run, RunOptions
@@ -112,9 +111,7 @@ class Bench:
 
     def device(self) -> VirtualJetson:
         """The board, cold and as it comes."""
-        device = open_device(f"virtual:{self.board}")
-        assert isinstance(device, VirtualJetson)
-        return device
+        return open_virtual(self.board)
 
     def candidates(self) -> SettingArray:
         """Every power mode at every batch size."""
