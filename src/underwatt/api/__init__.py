@@ -100,9 +100,8 @@ def profile(
     failed. The listener gets ``ProfileProgress``.
     """
     here = known.as_device(device)
-    workload, suggested = known.job_workload(
-        job, here, lr, lr_batch_size, Limits(first_beat_s=first_beat_s, beat_s=beat_s)
-    )
+    limits = Limits(first_beat_s=first_beat_s, beat_s=beat_s)
+    workload, suggested = known.job_workload(job, here, lr, lr_batch_size, limits)
     sizes = known.some_batch_sizes(batch_sizes, suggested)
     space = permitted_space(here)
     if modes:
@@ -261,27 +260,21 @@ def _run_job(made: Run, job: Job, name: str, listener: Listener) -> RunResult:
 
 def _refuse_idle(options: RunOptions, words: Any, *, is_job: bool) -> None:
     """Refuse options that would do nothing."""
-
-    def refuse(why: str, **given: object) -> None:
-        named = [f"--{name.replace('_', '-')}" for name, value in given.items() if value]
-        if named:
-            raise InputError(f"{why}, so {' and '.join(named)} would do nothing.", hint="Leave it out.")
-
-    lr, lr_batch_size = options.lr, options.lr_batch_size
+    rate: dict[str, Any] = {"--lr": options.lr, "--lr-batch-size": options.lr_batch_size}
     if is_job:
-        refuse("A job knows its own learning rate", lr=lr, lr_batch_size=lr_batch_size)
-        return
-    if options.resume:
+        idle = {"A job knows its own learning rate": rate}
+    elif options.resume:
         raise InputError("A command cannot be resumed from here.", hint="It must keep its own checkpoints.")
-    refuse(
-        "A command tests itself and runs to its own end",
-        evaluate_every=options.evaluate_every,
-        limit=options.limit_samples,
-        target=options.target is not None,
-    )
-    if lr is None or not any("{lr}" in word for word in words):
-        refuse("There is no {lr} in the command", lr=lr)
-        refuse("No --lr is given", lr_batch_size=lr_batch_size)
+    else:
+        tests = {"--evaluate-every": options.evaluate_every, "--limit": options.limit_samples}
+        idle = {"A command tests itself and runs to its own end": tests | {"--target": options.target is not None}}
+        if options.lr is None:
+            idle["No --lr is given"] = rate
+        elif not any("{lr}" in word for word in words):
+            idle["There is no {lr} in the command"] = {"--lr": options.lr}
+    for why, given in idle.items():
+        if named := [name for name, value in given.items() if value]:
+            raise InputError(f"{why}, so {' and '.join(named)} would do nothing.", hint="Leave it out.")
 
 
 def read_run(run: Path | str | None = None) -> RunRecord:

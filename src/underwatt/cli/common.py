@@ -37,13 +37,8 @@ STORE_HELP = "Where measurements are kept; $UNDERWATT_STORE, or underwatt.db in 
 STORE: Any = Option(None, "--store", help=STORE_HELP, show_default=False)
 AS_JSON: Any = Option(False, "--json", help="For programs.")
 
-KNOB_HEADINGS = {  # clocks in MHz, limits in watts
-    "cpu_cores": "cores",
-    "cpu_mhz": "CPU",
-    "gpu_mhz": "GPU",
-    "mem_mhz": "mem",
-    "power_limit_w": "limit",
-}
+# Clocks in MHz, limits in watts.
+KNOB_HEADINGS = {"cpu_cores": "cores", "cpu_mhz": "CPU", "gpu_mhz": "GPU", "mem_mhz": "mem", "power_limit_w": "limit"}
 
 
 def options_of(given: dict[str, Any], *others: str) -> dict[str, Any]:

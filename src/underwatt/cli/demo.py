@@ -110,7 +110,7 @@ def _converge(job: Job, workload: WorkloadInfo, store: Store) -> ConvergenceCurv
 
 
 def _one_board(bench: Bench, samples: dict[int, float]) -> None:
-    from underwatt.demo.board import budgets_w, changing, measure_few, plan_for, train_underwatt
+    from underwatt.demo.board import budgets_w, measure_few, plan_for, train_underwatt
     from underwatt.demo.rivals import Rivals, passed
 
     OUT.rule(f"[bold]{escape(bench.device().info.name)}[/]", align="left", style="dim")
@@ -135,7 +135,8 @@ def _one_board(bench: Bench, samples: dict[int, float]) -> None:
     stories = []
     folder = bench.folder
     for at, name in enumerate(("tight-first", "roomy-first")):
-        schedule = changing(plans[at], levels_w[at], levels_w[1 - at])
+        half_s = float(round(plans[at].best.time_s / 2))  # about the middle of the training, as it was planned for
+        schedule = underwatt.Schedule.of([(0.0, levels_w[at]), (half_s, levels_w[1 - at])])
         folder = bench.folder / f"{bench.board}-{name}"
         shutil.rmtree(folder, ignore_errors=True)
         tell = say_training(OUT, schedule, dict(zip(levels_w, plans, strict=True)))

@@ -146,11 +146,6 @@ def plan_for(bench: Bench, budget_w: float) -> SearchResult:
         return measure_as_you_go(session, workload, problem, bench.store, most=MOST_A_BUDGET)
 
 
-def changing(first: SearchResult, first_w: float, then_w: float) -> Schedule:
-    """One budget until about the middle of the training as it was planned for, then the other."""
-    return Schedule.of([(0.0, first_w), (float(round(first.best.time_s / 2)), then_w)])
-
-
 def train_underwatt(bench: Bench, schedule: Schedule, folder: Path, tell: Tell) -> Result:
     """Train the job for real under a budget that changes, with what was measured before as known."""
     device = bench.device()
