@@ -95,7 +95,7 @@ def test_a_baseline_that_cannot_keep_the_budget_is_no_row_of_figures() -> None:
     assert rivals.best(tight_w).power_w <= tight_w
     schedule = Schedule.of([(0.0, tight_w), (30.0, 17.5)])
     assert rivals.train_baseline(schedule) is None
-    ours = replace(rivals.oracle(schedule), score=0.9, record=Joules(bench.device()).under(schedule))
+    ours = replace(passed(schedule, rivals.best), score=0.9, record=Joules(bench.device()).under(schedule))
     out = Console(file=io.StringIO(), width=200)
     say_results(out, [Story(schedule, None, ours, ours)])
     said = out.file.getvalue()  # type: ignore[attr-defined]
@@ -112,7 +112,7 @@ def test_budgets_lie_within_what_was_measured() -> None:
 
 def test_a_passed_schedule_counts_each_level_for_as_long_as_it_holds() -> None:
     setting = Setting(PowerMode(), 8)
-    choices = {10.0: Choice(setting, 100.0, 9.0, 1.0), 20.0: Choice(setting, 50.0, 18.0, 1.0)}
+    choices = {10.0: Choice(setting, 100.0, 9.0, 800.0), 20.0: Choice(setting, 50.0, 18.0, 400.0)}
     took = passed(Schedule.of([(0.0, 10.0), (40.0, 20.0)]), choices.__getitem__)
     assert took.time_s == pytest.approx(40 + 0.6 * 50)
     assert took.energy_j == pytest.approx(40 * 9 + 30 * 18)

@@ -39,7 +39,7 @@ def test_the_list_of_commands_says_what_each_command_says_itself() -> None:
     }
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["run", "--help"], ["plan", "--help"], ["restore"]])
+@pytest.mark.parametrize("arguments", [["--help"], ["run", "--help"], ["plan", "--help"], ["restore"], ["devices"]])
 def test_help_and_simple_commands_import_nothing_heavy(arguments: list[str]) -> None:
     program = (
         "import sys; from underwatt.cli import main\n"

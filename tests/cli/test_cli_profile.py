@@ -8,7 +8,7 @@ from rich.text import Text
 from test_cli_devices import run
 
 import underwatt.api
-from underwatt.cli.format import measured_line
+from underwatt.cli.common import measured_line
 from underwatt.records import Measurement, PowerMode, Setting, Status
 
 JOB = """

@@ -21,24 +21,17 @@ from underwatt.budget import Budget
 from underwatt.control.live import LiveBudget
 from underwatt.convergence.curve import fit_convergence
 from underwatt.device.base import HasStockModes, permitted_space
-from underwatt.device.session import Session
 from underwatt.errors import InputError, PredictError
 from underwatt.events import Noted
 from underwatt.jobs.command import Limits
+from underwatt.jobs.identity import job_info
 from underwatt.jobs.job import Job
+from underwatt.jobs.load import load_job
 from underwatt.jobs.runs import Run, RunOptions, RunResult, run_command, run_job
 from underwatt.measure.measurement import MeasureOptions
 from underwatt.measure.series import expected_s, ordered_settings, run_profile, to_measure
 from underwatt.records import Profile
-from underwatt.studies.study import (
-    DEFAULT_POINTS,
-    DEFAULT_SEEDS,
-    StudySettings,
-    data_note,
-    newest_rates,
-    spread_batch_sizes,
-    study,
-)
+from underwatt.studies.study import StudySettings, data_note, newest_rates, spread_batch_sizes, study
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -56,8 +49,6 @@ if TYPE_CHECKING:
     from underwatt.store.store import Store
     from underwatt.studies.noise_scale import NoiseScale
     from underwatt.studies.workers import RunSpec
-
-DEFAULT_SETTINGS = 12
 
 
 # profile: step time and power of some settings.
@@ -89,7 +80,7 @@ def profile(
     *,
     device: str | Device = "",
     batch_sizes: str | Sequence[int] = (),
-    settings: int = DEFAULT_SETTINGS,
+    settings: int = 12,
     modes: str | Sequence[PowerMode] = "",
     precision: float = 0.01,
     limit_s: float = 60.0,
@@ -109,16 +100,14 @@ def profile(
     failed. The listener gets ``ProfileProgress``.
     """
     here = known.as_device(device)
-    workload, suggested = known.job_workload(
-        job, here, lr, lr_batch_size, Limits(first_beat_s=first_beat_s, beat_s=beat_s)
-    )
+    limits = Limits(first_beat_s=first_beat_s, beat_s=beat_s)
+    workload, suggested = known.job_workload(job, here, lr, lr_batch_size, limits)
     sizes = known.some_batch_sizes(batch_sizes, suggested)
     space = permitted_space(here)
-    wanted = (
-        ordered_settings(known.chosen_modes(modes, space), sizes)
-        if modes
-        else known.spread_settings(space, sizes, settings)
-    )
+    if modes:
+        wanted = ordered_settings(known.chosen_modes(modes, space), sizes)
+    else:
+        wanted = known.spread_settings(space, sizes, settings)
     options = MeasureOptions(precision=precision, limit_s=limit_s)
     with known.opened(store) as kept:
         number = kept.profile_id(here.info, workload.info)
@@ -131,9 +120,7 @@ def profile(
             seen.append(found)
             listener(replace(state, done=done, left_s=expected_s(total - done, seen), last=found))
 
-        with Session(here) as session:
-            if session.recovered:
-                listener(known.RECOVERED)
+        with known.session(here, listener) as session:
             outcome = run_profile(session, workload, wanted, kept, options=options, watch=watch)
         return MeasuredProfile(here.info, workload.info, kept.measurements(number), number=number, now=outcome)
 
@@ -177,9 +164,9 @@ def converge(
     job: Job | str,
     *,
     batch_sizes: str | Sequence[int] = (),
-    points: int = DEFAULT_POINTS,
-    seeds: int = DEFAULT_SEEDS,
-    passes: float | None = None,
+    points: int = 4,
+    seeds: int = 3,
+    passes: float = 30,
     noise_scale: bool = False,
     workers: int = 0,
     store: AnyStore = None,
@@ -192,18 +179,15 @@ def converge(
     one a core or GPU by default; a ``Job`` without an address is trained in this process, one after the other. The
     listener gets ``StudyProgress``.
     """
-    from underwatt.jobs.identity import job_info
-    from underwatt.jobs.load import load_job
     from underwatt.studies.noise_scale import noise_scale_on_the_way
-    from underwatt.studies.proxy_training import DEFAULT_PASSES, usual_effort
+    from underwatt.studies.proxy_training import usual_effort
 
-    address = job if isinstance(job, str) else ""
-    loaded = load_job(job) if isinstance(job, str) else job
+    address, loaded = (job, load_job(job)) if isinstance(job, str) else ("", job)
     info = job_info(loaded)
     if note := data_note(loaded):
         listener(Noted(level="warning", text=note))
     sizes = known.as_batch_sizes(batch_sizes) or spread_batch_sizes(loaded.batch_sizes, points)
-    effort = usual_effort(loaded, passes=DEFAULT_PASSES if passes is None else passes)
+    effort = usual_effort(loaded, passes)
     settings = StudySettings(sizes, tuple(range(seeds)), effort, (workers or None) if address else 1)
     with known.opened(store) as kept:
         done = next((runs for workload, runs in kept.convergence() if workload.id == info.id), ())
@@ -239,39 +223,34 @@ def run(
     words = [job] if isinstance(job, str) else job
     is_job = isinstance(words, Job) or (len(words) == 1 and ":" in words[0])
     _refuse_idle(options, words, is_job=is_job)
-
-    def opened(info: WorkloadInfo, kept: Store, sizes: Sequence[int], curve: ConvergenceCurve | None = None) -> Run:
-        folder = options.folder_for(info.name)
-        references = known.load_references(kept, options.references, kept.profile(kept.profile_id(device.info, info)))
-        return Run(options, device, live, folder, kept, sizes, curve, references, listener, watch)
-
     with known.opened(options.store) as kept:
         if is_job:
-            return _run_job(words if isinstance(words, Job) else words[0], options, kept, opened, listener)
-        workload, _ = known.job_workload(words, device, options.lr, options.lr_batch_size)
-        return run_command(opened(workload.info, kept, known.some_batch_sizes(options.batch_sizes)), workload)
+            loaded = words if isinstance(words, Job) else load_job(words[0])
+            if options.target is not None:
+                loaded = replace(loaded, target=options.target)
+            info = job_info(loaded)
+            sizes = known.as_batch_sizes(options.batch_sizes) or loaded.batch_sizes
+            curve = known.curve_to(kept, info, loaded.target, listener)
+        else:
+            workload, _ = known.job_workload(words, device, options.lr, options.lr_batch_size)
+            info, sizes, curve = workload.info, known.some_batch_sizes(options.batch_sizes), None
+        folder = options.folder_for(info.name)
+        references = known.load_references(kept, options.references, kept.profile(kept.profile_id(device.info, info)))
+        made = Run(options, device, live, folder, kept, sizes, curve, references, listener, watch)
+        return _run_job(made, loaded, info.name, listener) if is_job else run_command(made, workload)
 
 
-def _run_job(
-    job: Job | str, options: RunOptions, kept: Store, opened: Callable[..., Run], listener: Listener
-) -> RunResult:
+def _run_job(made: Run, job: Job, name: str, listener: Listener) -> RunResult:
     from underwatt.jobs import checkpoint
-    from underwatt.jobs.identity import job_info
-    from underwatt.jobs.load import load_job
     from underwatt.studies.proxy_training import usual_effort
 
-    loaded = load_job(job) if isinstance(job, str) else job
-    if options.target is not None:
-        loaded = replace(loaded, target=options.target)
-    info, sizes = job_info(loaded), known.as_batch_sizes(options.batch_sizes) or loaded.batch_sizes
-    made = opened(info, kept, sizes, known.curve_to(kept, info, loaded.target, listener))
-    every = options.evaluate_every or usual_effort(loaded).evaluate_every_samples
-    made = replace(made, options=replace(options, evaluate_every=every))
+    every = made.options.evaluate_every or usual_effort(job).evaluate_every_samples
+    made = replace(made, options=replace(made.options, evaluate_every=every))
     simulated = " Time and watts are simulated; the training is real." if made.device.info.simulated else ""
-    what = f"{info.name} on {made.device.info.name}, budget {made.live}, target {loaded.target:g}."
+    what = f"{name} on {made.device.info.name}, budget {made.live}, target {job.target:g}."
     listener(Noted(level="info", text=f"{what}{simulated} Folder: {made.folder}"))
     try:
-        return run_job(made, loaded)
+        return run_job(made, job)
     except (KeyboardInterrupt, SystemExit):
         if checkpoint.exists(made.folder):
             text = f"Stopped; the device is as it was. Go on with: underwatt run … --out {made.folder} --resume"
@@ -281,27 +260,21 @@ def _run_job(
 
 def _refuse_idle(options: RunOptions, words: Any, *, is_job: bool) -> None:
     """Refuse options that would do nothing."""
-
-    def refuse(why: str, **given: object) -> None:
-        named = [f"--{name.replace('_', '-')}" for name, value in given.items() if value]
-        if named:
-            raise InputError(f"{why}, so {' and '.join(named)} would do nothing.", hint="Leave it out.")
-
-    lr, lr_batch_size = options.lr, options.lr_batch_size
+    rate: dict[str, Any] = {"--lr": options.lr, "--lr-batch-size": options.lr_batch_size}
     if is_job:
-        refuse("A job knows its own learning rate", lr=lr, lr_batch_size=lr_batch_size)
-        return
-    if options.resume:
+        idle = {"A job knows its own learning rate": rate}
+    elif options.resume:
         raise InputError("A command cannot be resumed from here.", hint="It must keep its own checkpoints.")
-    refuse(
-        "A command tests itself and runs to its own end",
-        evaluate_every=options.evaluate_every,
-        limit=options.limit_samples,
-        target=options.target is not None,
-    )
-    if lr is None or not any("{lr}" in word for word in words):
-        refuse("There is no {lr} in the command", lr=lr)
-        refuse("No --lr is given", lr_batch_size=lr_batch_size)
+    else:
+        tests = {"--evaluate-every": options.evaluate_every, "--limit": options.limit_samples}
+        idle = {"A command tests itself and runs to its own end": tests | {"--target": options.target is not None}}
+        if options.lr is None:
+            idle["No --lr is given"] = rate
+        elif not any("{lr}" in word for word in words):
+            idle["There is no {lr} in the command"] = {"--lr": options.lr}
+    for why, given in idle.items():
+        if named := [name for name, value in given.items() if value]:
+            raise InputError(f"{why}, so {' and '.join(named)} would do nothing.", hint="Leave it out.")
 
 
 def read_run(run: Path | str | None = None) -> RunRecord:
@@ -384,21 +357,19 @@ def _reported(kept: Store, number: int, record: RunRecord | None, *, asked: bool
     """The profile to report on, and the run where it belongs to it."""
     from underwatt.reports.run_figures import is_of, profile_of, with_run
 
-    if number:
-        found = kept.profile(number)
-        if record is None or is_of(record, found):
-            return (found if record is None else with_run(found, record)), record
-        if asked:
-            raise InputError(
-                f"The run trained {record.start.workload.name} on {record.start.device.name}, which is not "
-                f"profile {number}.",
-                hint="Leave --profile or --run out.",
-            )
-        return found, None
     if record is None:
-        return kept.profile(known.newest_profile(kept)), None
-    same = [item.id for item in kept.summaries() if is_of(record, item)]
-    return (with_run(kept.profile(same[-1]), record) if same else profile_of(record)), record
+        return known.stored_profile(kept, number), None
+    if not number:
+        same = [item.id for item in kept.summaries() if is_of(record, item)]
+        return (with_run(kept.profile(same[-1]), record) if same else profile_of(record)), record
+    found = kept.profile(number)
+    if is_of(record, found):
+        return with_run(found, record), record
+    if asked:
+        trained = f"{record.start.workload.name} on {record.start.device.name}"
+        hint = "Leave --profile or --run out."
+        raise InputError(f"The run trained {trained}, which is not profile {number}.", hint=hint)
+    return found, None
 
 
 def _candidates(measured: Profile, record: RunRecord | None, listener: Listener) -> SettingArray | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +14,6 @@ from underwatt.api.known import log_notes
 from underwatt.budget import Budget, parse_budget
 from underwatt.control.as_you_go import comparable, measure_as_you_go
 from underwatt.device.base import HasStockModes, permitted_space
-from underwatt.device.session import Session
 from underwatt.errors import InputError, MissingExtraError, PredictError
 from underwatt.events import Noted
 from underwatt.planning.choice import RISK, Interval, Plan, choose_measured, choose_setting, front
@@ -35,11 +34,10 @@ if TYPE_CHECKING:
     from underwatt.api.known import AnyJob, AnyStore, Listener
     from underwatt.convergence.curve import ConvergenceCurve
     from underwatt.device.base import Device
-    from underwatt.device.space import ModeSpace
     from underwatt.measure.workload import Workload
     from underwatt.planning.search import SearchResult
     from underwatt.predict.base import Predictor
-    from underwatt.records import Measurement, PowerMode, Prediction, Profile, WorkloadCost
+    from underwatt.records import Measurement, PowerMode, Prediction, Profile
     from underwatt.rivals.compare import Alternative
     from underwatt.rivals.validate import ValidationReport
     from underwatt.store.store import Store
@@ -124,7 +122,7 @@ def check_forecast(
 
 def _measured(number: int, references: Sequence[str | Profile], store: AnyStore) -> tuple[Profile, list[Profile]]:
     with known.opened(store, create=False) as kept:
-        measured = kept.profile(number or known.newest_profile(kept))
+        measured = known.stored_profile(kept, number)
         return measured, known.load_references(kept, references, measured)
 
 
@@ -182,33 +180,6 @@ class DevicePlan(Plan):
             raise InputError(f"The plan cannot be written to {path}: {exc.strerror}.") from exc
 
 
-@dataclass(frozen=True, slots=True)
-class _Question:
-    """What is asked for, before anything is known about the device and the job."""
-
-    budget: Budget
-    goal: Goal
-    convergence: str
-    target: float | None
-    batch_sizes: tuple[int, ...]
-    references: Sequence[str | Profile]
-    predictor: Predictor
-    tell: Listener
-
-
-@dataclass(frozen=True, slots=True)
-class _Basis:
-    """What a plan is made from; the device where it is here, and what was found where it was searched."""
-
-    problem: Problem
-    measured: Profile
-    references: list[Profile]
-    per_sample: bool
-    device: Device | None
-    cost: WorkloadCost | None = None
-    search: SearchResult | None = None
-
-
 def plan(
     budget: str | Budget = "",
     *,
@@ -238,102 +209,113 @@ def plan(
     unmeasured choice exceeds the budget with a chance of at most ``risk``. Stored convergence runs of the job are used,
     or those of the id ``convergence``, for their newest target or ``target``. The listener gets ``SearchStep``.
     """
-    sizes = known.as_batch_sizes(batch_sizes)
     wanted = budget.for_plan() if isinstance(budget, Budget) else _parse(budget, energy, deadline)
-    chosen_predictor = load_predictor(predictor)
-    question = _Question(wanted, Goal(goal), convergence, target, sizes, references, chosen_predictor, listener)
-    if job is None:
-        if device:
-            raise InputError("A device is named only to be measured.", hint="Name a job too.")
-        basis = _look_up(question, store, profile)
-    else:
+    sizes, fitter, goal = known.as_batch_sizes(batch_sizes), load_predictor(predictor), Goal(goal)
+    here: Device | None = None
+    workload: Workload | None = None
+    if job is not None:
         if profile:
             raise InputError("A profile is what was measured, and a job is measured.", hint="Give one of the two.")
         here = known.as_device(device)
         workload, suggested = known.job_workload(job, here, lr, lr_batch_size)
-        basis = _search(replace(question, batch_sizes=known.some_batch_sizes(sizes, suggested)), store, here, workload)
-    measurements = comparable(basis.measured.measurements, basis.problem)
-    problem, prediction = predict_candidates(basis.problem, measurements, basis.references, question.predictor)
-    if basis.search:
+        sizes = known.some_batch_sizes(sizes, suggested)
+    elif device:
+        raise InputError("A device is named only to be measured.", hint="Name a job too.")
+    with known.opened(store, create=workload is not None) as kept:
+        number = kept.profile_id(here.info, workload.info) if here and workload else profile
+        measured = known.stored_profile(kept, number)
+        others = known.load_references(kept, references, measured)
+        curve = known.stored_curve(kept, measured.workload, listener, wanted_id=convergence, target=target)
+        problem = _problem(measured, here, sizes, curve, wanted, goal, listener)
+        search = None
+        if here and workload:
+            search = _search(kept, here, workload, problem, others, fitter, listener)
+            measured = kept.profile(number)
+    here = here or known.profiled_device(measured)
+    measurements = comparable(measured.measurements, problem)
+    problem, prediction = predict_candidates(problem, measurements, others, fitter)
+    if search:
         chosen = choose_measured(problem, prediction, measurements)
     else:
         chosen = choose_setting(problem, prediction, measurements=measurements, risk=risk)
-    others = compare(
+    rivals = compare(
         problem,
         prediction,
         measurements,
         risk=risk,
-        stock_modes=basis.device.stock_modes() if isinstance(basis.device, HasStockModes) else {},
-        powertrain=_powertrain(problem, basis, listener) if powertrain else None,
-        truth=truth_of(basis.device, problem.candidates, basis.cost),
+        stock_modes=here.stock_modes() if isinstance(here, HasStockModes) else {},
+        powertrain=_powertrain(problem, measured, others, listener) if powertrain else None,
+        truth=truth_of(here, problem.candidates, workload.cost() if workload else None),
     )
-    measured = basis.measured
-    record = plan_record(chosen, measured.device, measured.workload, others=others, per_sample=basis.per_sample)
-    if basis.search:
-        record |= {"measured_now": len(basis.search.measurements), "stopped": basis.search.stopped}
+    record = plan_record(chosen, measured.device, measured.workload, others=rivals, per_sample=curve is None)
+    if search:
+        record |= {"measured_now": len(search.measurements), "stopped": search.stopped}
     parts = {part.name: getattr(chosen, part.name) for part in fields(Plan)}
-    return DevicePlan(**parts, others=tuple(others), per_sample=basis.per_sample, record=record)
-
-
-def _look_up(question: _Question, store: AnyStore, profile: int) -> _Basis:
-    """From what was measured before."""
-    with known.opened(store, create=False) as kept:
-        measured = kept.profile(profile or known.newest_profile(kept))
-        references = known.load_references(kept, question.references, measured)
-        curve = _curve(kept, measured, question)
-    space = known.offered_modes(measured, question.tell)
-    sizes = question.batch_sizes or _sizes(measured)
-    _warn_of_extremes(sizes, _sizes(measured), "measured", question.tell)
-    problem = _problem(question, space, sizes, curve, measured)
-    return _Basis(problem, measured, references, curve is None, known.profiled_device(measured))
-
-
-def _search(question: _Question, store: AnyStore, device: Device, workload: Workload) -> _Basis:
-    """By measuring on the device what is worth it, beside what was measured before; each answer is stored at once."""
-    tell = question.tell
-    with known.opened(store) as kept:
-        number = kept.profile_id(device.info, workload.info)
-        measured = kept.profile(number)
-        references = known.load_references(kept, question.references, measured)
-        curve = _curve(kept, measured, question)
-        problem = _problem(question, permitted_space(device), question.batch_sizes, curve, measured)
-        before = len(comparable(measured.measurements, problem))
-        text = f"{workload.info.name} on {device.info.name}: measuring as I go among {len(problem):,} settings"
-        tell(Noted(level="info", text=f"{text}{f', {before} known' if before else ''}. Store: {kept.path}"))
-        with Session(device) as session:
-            if session.recovered:
-                tell(known.RECOVERED)
-            found = measure_as_you_go(
-                session,
-                workload,
-                problem,
-                kept,
-                references=references,
-                predictor=question.predictor,
-                watch=lambda measurement, why: tell(SearchStep(measurement, why)),
-            )
-        measured = replace(measured, measurements=kept.measurements(number))
-    spent = duration(sum(m.cost_s for m in found.measurements if m.cost_s > 0), 2)
-    text = f"{len(found.measurements)} settings measured in {spent} of the device's time; ended: {found.stopped}."
-    tell(Noted(level="info", text=text))
-    return _Basis(problem, measured, references, curve is None, device, workload.cost(), found)
+    return DevicePlan(**parts, others=rivals, per_sample=curve is None, record=record)
 
 
 def _problem(
-    question: _Question, space: ModeSpace, sizes: tuple[int, ...], curve: ConvergenceCurve | None, measured: Profile
+    measured: Profile,
+    device: Device | None,
+    batch_sizes: tuple[int, ...],
+    curve: ConvergenceCurve | None,
+    budget: Budget,
+    goal: Goal,
+    tell: Listener,
 ) -> Problem:
+    """What is asked for; all modes of a device that is measured on, else of what was profiled."""
+    if curve is None and (budget.energy_j or budget.deadline_s or goal is Goal.LEAST_ENERGY):
+        # Before anything is measured for it.
+        raise InputError(
+            "Energy and time of a whole training need to be known by how many samples it takes.",
+            hint="`underwatt converge JOB` finds that out, at an easier target where none was reached.",
+        )
+    sizes = batch_sizes or _sizes(measured)
+    if device:
+        space = permitted_space(device)
+    else:
+        space = known.offered_modes(measured, tell)
+        _warn_of_extremes(sizes, _sizes(measured), "measured", tell)
     if curve is not None:
-        seen = [one.batch_size for one in curve.observed]
-        _warn_of_extremes(sizes, seen, "trained to the target", question.tell)
+        _warn_of_extremes(sizes, [one.batch_size for one in curve.observed], "trained to the target", tell)
     candidates = known.every_setting(space, sizes)
     candidates = candidates.take(np.flatnonzero(fits_memory(candidates, measured.measurements)))
-    return Problem.of(candidates, question.budget, curve, question.goal)
+    return Problem.of(candidates, budget, curve, goal)
 
 
-def _powertrain(problem: Problem, basis: _Basis, tell: Listener) -> Prediction | None:
+def _search(
+    store: Store,
+    device: Device,
+    workload: Workload,
+    problem: Problem,
+    references: list[Profile],
+    predictor: Predictor,
+    tell: Listener,
+) -> SearchResult:
+    """Measure on the device what is worth it, beside what was measured before; each answer is stored at once."""
+    before = len(comparable(store.measurements(store.profile_id(device.info, workload.info)), problem))
+    text = f"{workload.info.name} on {device.info.name}: measuring as I go among {len(problem):,} settings"
+    tell(Noted(level="info", text=f"{text}{f', {before} known' if before else ''}. Store: {store.path}"))
+    with known.session(device, tell) as session:
+        found = measure_as_you_go(
+            session,
+            workload,
+            problem,
+            store,
+            references=references,
+            predictor=predictor,
+            watch=lambda measurement, why: tell(SearchStep(measurement, why)),
+        )
+    spent = duration(sum(m.cost_s for m in found.measurements if m.cost_s > 0), 2)
+    text = f"{len(found.measurements)} settings measured in {spent} of the device's time; ended: {found.stopped}."
+    tell(Noted(level="info", text=text))
+    return found
+
+
+def _powertrain(problem: Problem, measured: Profile, references: list[Profile], tell: Listener) -> Prediction | None:
     """PowerTrain's prediction from the same measurements and references; said and left out where it cannot be had."""
     try:
-        fitted = PowerTrain().fit(comparable(basis.measured.usable(), problem), basis.references)
+        fitted = PowerTrain().fit(comparable(measured.usable(), problem), references)
         return fitted.predict(problem.candidates)
     except (MissingExtraError, PredictError) as exc:
         tell(Noted(level="info", text=f"PowerTrain is left out: {exc.message}"))
@@ -350,20 +332,6 @@ def _parse(budget: str, energy: str, deadline: str) -> Budget:
     if not (budget or energy or deadline):
         raise InputError("No budget was given.", hint="Such as --budget 10W.")
     return parse_budget(*(part for part in (budget, energy, deadline) if part)).for_plan()
-
-
-def _curve(store: Store, measured: Profile, question: _Question) -> ConvergenceCurve | None:
-    """Samples to the target; without, what asks for a whole training is refused before anything is measured for it."""
-    curve = known.stored_curve(
-        store, measured.workload, question.tell, wanted_id=question.convergence, target=question.target
-    )
-    bounds_all = question.budget.energy_j or question.budget.deadline_s or question.goal is Goal.LEAST_ENERGY
-    if curve is None and bounds_all:
-        raise InputError(
-            "Energy and time of a whole training need to be known by how many samples it takes.",
-            hint="`underwatt converge JOB` finds that out, at an easier target where none was reached.",
-        )
-    return curve
 
 
 def _warn_of_extremes(sizes: Sequence[int], seen: Sequence[int], what: str, tell: Listener) -> None:

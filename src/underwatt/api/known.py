@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, TextIO, TypeAlias
 from underwatt.convergence.curve import fit_convergence, targets_of
 from underwatt.device.base import permitted_space
 from underwatt.device.registry import open_device
+from underwatt.device.session import Session
 from underwatt.device.space import ModeSpace
 from underwatt.errors import InputError, UnderwattError
 from underwatt.events import Noted
@@ -22,19 +23,13 @@ from underwatt.measure.series import grid_modes, in_order, modes_from_file
 from underwatt.predict.base import SettingArray, observe
 from underwatt.predict.design import first_settings
 from underwatt.runlog.log import read_log
-from underwatt.store.exchange import (
-    builtin_reference,
-    plan_of,
-    read_file,
-    write_convergence,
-    write_profile,
-    write_profile_with_convergence,
-)
+from underwatt.store import exchange
 from underwatt.store.store import Store
 from underwatt.studies.study import newest_rates
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
+    from contextlib import AbstractContextManager
 
     from underwatt.convergence.curve import ConvergenceCurve
     from underwatt.device.base import Device
@@ -48,7 +43,6 @@ if TYPE_CHECKING:
     Listener: TypeAlias = Callable[[object], None]  # told of what happens, as records
 
 _log = logging.getLogger("underwatt")
-RECOVERED = Noted(level="info", text="A killed session had left this device changed; it was put back first.")
 
 
 def log_notes(event: object) -> None:
@@ -57,22 +51,26 @@ def log_notes(event: object) -> None:
         _log.log(logging.WARNING if event.level == "warning" else logging.INFO, "%s", event.text)
 
 
-@contextlib.contextmanager
-def opened(store: AnyStore, *, create: bool = True) -> Iterator[Store]:
+def opened(store: AnyStore, *, create: bool = True) -> AbstractContextManager[Store]:
     """The store, opened where only its file is named; the usual one by default."""
-    if isinstance(store, Store):
-        yield store
-        return
-    with Store(store, create=create) as kept:
-        yield kept
+    return contextlib.nullcontext(store) if isinstance(store, Store) else Store(store, create=create)
+
+
+@contextlib.contextmanager
+def session(device: Device, tell: Listener) -> Iterator[Session]:
+    """A session on the device; says where it first had to put back what a killed one left."""
+    with Session(device) as begun:
+        if begun.recovered:
+            text = "A killed session had left this device changed; it was put back first."
+            tell(Noted(level="info", text=text))
+        yield begun
 
 
 def as_batch_sizes(given: str | Sequence[int]) -> tuple[int, ...]:
     """Batch sizes, also from a list such as ``"8,16,32"``; none from an empty one."""
+    parts = given.split(",") if isinstance(given, str) else given
     try:
-        sizes = tuple(
-            int(part) for part in (given.split(",") if isinstance(given, str) else given) if str(part).strip()
-        )
+        sizes = tuple(int(part) for part in parts if str(part).strip())
     except ValueError:
         sizes = (0,)
     if any(size < 1 for size in sizes):
@@ -99,12 +97,12 @@ def some_batch_sizes(given: str | Sequence[int], suggested: Sequence[int] = ()) 
 # Profiles, references and runs.
 
 
-def newest_profile(store: Store) -> int:
-    """The number of the newest profile that holds measurements."""
-    summaries = [item for item in store.summaries() if item.usable]
-    if not summaries:
+def stored_profile(store: Store, number: int = 0) -> Profile:
+    """The profile of this number, or the newest that holds measurements."""
+    numbers = [number] if number else [item.id for item in store.summaries() if item.usable]
+    if not numbers:
         raise InputError("The store holds no measurements to predict from.", hint="`underwatt profile JOB` makes some.")
-    return summaries[-1].id
+    return store.profile(numbers[-1])
 
 
 def load_references(store: Store, named: Sequence[str | Profile], measured: Profile) -> list[Profile]:
@@ -123,8 +121,8 @@ def _named(store: Store, text: str) -> list[Profile]:
     if text.isdecimal():
         return [store.profile(int(text))]
     if text.startswith("builtin:"):
-        return [builtin_reference(text.removeprefix("builtin:"))]
-    found = read_file(Path(text)).profiles
+        return [exchange.builtin_reference(text.removeprefix("builtin:"))]
+    found = exchange.read_file(Path(text)).profiles
     if not found:
         raise InputError(f"{text} holds no profile to refer to.")
     return found
@@ -251,9 +249,9 @@ def import_file(
 
     ``device_name`` is the device of a table that does not say; Zeus' traces count epochs of ``samples_per_epoch``.
     """
-    found = read_file(Path(file), device_name=device_name, samples_per_epoch=samples_per_epoch)
+    found = exchange.read_file(Path(file), device_name=device_name, samples_per_epoch=samples_per_epoch)
     for record in found.plans:
-        plan_of(record, str(file))  # a plan that cannot be used is refused here, not where it is needed
+        exchange.plan_of(record, str(file))  # a plan that cannot be used is refused here, not where it is needed
     with opened(store) as kept:
         taken, counts = kept.take_in(found.profiles, found.convergence)
         plans = [kept.keep_plan(record) for record in found.plans]
@@ -269,28 +267,27 @@ def export(what: str, file: TextIO, *, with_convergence: bool = False, store: An
 
     ``what`` is the number of a profile, the id of a workload's convergence runs, or ``plan:NUMBER``.
     """
+    if with_convergence and not what.isdecimal():
+        raise InputError("Only a profile is exported with its convergence runs.", hint="Name it by its number.")
     with opened(store, create=False) as kept:
-        runs = {workload.id: (workload, items) for workload, items in kept.convergence()}
         kind, _, number = what.partition(":")
-        profile = kept.profile(int(what)) if what.isdecimal() else None
-        if profile is None and with_convergence:
-            raise InputError("Only a profile is exported with its convergence runs.", hint="Name it by its number.")
         if kind == "plan" and number.isdecimal():
             file.write(json.dumps(dict(kept.plan(int(number)).record), indent=2) + "\n")
             return f"Plan {number}"
-    workload, items = runs.get(what if profile is None else profile.workload.id, (None, ()))
-    if profile is not None:
-        whose = f"{profile.workload.name} on {profile.device.name}"
-        said = f"Profile {what} ({whose}, {len(profile.measurements)} measurements)"
-        if not with_convergence:
-            write_profile(profile, file)
-            return said
-        if not items:
-            hint = "`underwatt converge JOB` makes some."
-            raise InputError(f"There are no convergence runs of {profile.workload.name}.", hint=hint)
-        write_profile_with_convergence(profile, items, file)
-        return f"{said} and {len(items)} runs"
-    if workload is None:
-        raise InputError(f"There are no convergence runs {what!r}.", hint="`underwatt store ls` lists them.")
-    write_convergence(workload, items, file)
-    return f"{len(items)} convergence runs of {workload.name}"
+        profile = kept.profile(int(what)) if what.isdecimal() else None
+        wanted = what if profile is None else profile.workload.id
+        workload, runs = next((found for found in kept.convergence() if found[0].id == wanted), (None, ()))
+    if profile is None:
+        if workload is None:
+            raise InputError(f"There are no convergence runs {what!r}.", hint="`underwatt store ls` lists them.")
+        exchange.write_convergence(workload, runs, file)
+        return f"{len(runs)} convergence runs of {workload.name}"
+    name = profile.workload.name
+    said = f"Profile {what} ({name} on {profile.device.name}, {len(profile.measurements)} measurements)"
+    if not with_convergence:
+        exchange.write_profile(profile, file)
+        return said
+    if not runs:
+        raise InputError(f"There are no convergence runs of {name}.", hint="`underwatt converge JOB` makes some.")
+    exchange.write_profile_with_convergence(profile, runs, file)
+    return f"{said} and {len(runs)} runs"

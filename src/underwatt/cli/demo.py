@@ -9,13 +9,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import typer
 from rich.console import Console
 from rich.markup import escape
+from typer import Option, Typer, echo
 
 import underwatt
 from underwatt._imports import require
-from underwatt.cli.format import plain_table, say_note
+from underwatt.cli import common
 from underwatt.events import BudgetChanged, Ended, Measured, Noted, Planned, Scored, SettingChanged
 from underwatt.reports.words import duration
 
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from underwatt.budget import Schedule
     from underwatt.convergence.curve import ConvergenceCurve
     from underwatt.demo.board import Bench, Result
-    from underwatt.demo.rivals import Choice
     from underwatt.events import Event
     from underwatt.jobs.job import Job
     from underwatt.planning.search import SearchResult
@@ -38,13 +37,13 @@ STORE = "demo.db"
 WINDOW_S = 1.0
 
 OUT = Console(highlight=False, soft_wrap=True)
-app = typer.Typer()
+app = Typer()
 
 
 @app.command("demo")
 def demo(
-    folder: Path = typer.Option(Path("out") / "demo", help="Where measurements, runs and reports are kept."),
-    board: list[str] = typer.Option(list(BOARDS), "--board", help="The virtual boards to show it on."),
+    folder: Path = Option(Path("out") / "demo", help="Where measurements, runs and reports are kept."),
+    board: list[str] = Option(list(BOARDS), help="The virtual boards to show it on."),
 ) -> None:
     """Train a small network for real on virtual boards, under budgets that change, beside the usual way to do it."""
     from underwatt.demo.board import Bench
@@ -111,8 +110,8 @@ def _converge(job: Job, workload: WorkloadInfo, store: Store) -> ConvergenceCurv
 
 
 def _one_board(bench: Bench, samples: dict[int, float]) -> None:
-    from underwatt.demo.board import budgets_w, changing, measure_few, plan_for, train_underwatt
-    from underwatt.demo.rivals import Rivals
+    from underwatt.demo.board import budgets_w, measure_few, plan_for, train_underwatt
+    from underwatt.demo.rivals import Rivals, passed
 
     OUT.rule(f"[bold]{escape(bench.device().info.name)}[/]", align="left", style="dim")
     measured = measure_few(bench)
@@ -126,24 +125,31 @@ def _one_board(bench: Bench, samples: dict[int, float]) -> None:
     levels_w = budgets_w(measured)
     plans = [plan_for(bench, level_w) for level_w in levels_w]
     for level_w, plan in zip(levels_w, plans, strict=True):
-        say_plan(OUT, level_w, plan, rivals.baseline(level_w))
+        baseline, best = rivals.baseline(level_w), plan.best
+        beside = "cannot keep it" if baseline is None else f"takes {baseline.setting}"
+        OUT.print(
+            f"[bold]Plan[/] for {level_w:g} W, with {len(plan.measurements)} more settings measured: "
+            f"[green]{best.measurement.setting}[/]; {best.measurement.power_w:.2f} W measured, "
+            f"about {duration(best.time_s, 2)} to the target. [dim]The baseline {beside}.[/]"
+        )
     stories = []
     folder = bench.folder
     for at, name in enumerate(("tight-first", "roomy-first")):
-        schedule = changing(plans[at], levels_w[at], levels_w[1 - at])
+        half_s = float(round(plans[at].best.time_s / 2))  # about the middle of the training, as it was planned for
+        schedule = underwatt.Schedule.of([(0.0, levels_w[at]), (half_s, levels_w[1 - at])])
         folder = bench.folder / f"{bench.board}-{name}"
         shutil.rmtree(folder, ignore_errors=True)
         tell = say_training(OUT, schedule, dict(zip(levels_w, plans, strict=True)))
         ours = train_underwatt(bench, schedule, folder, tell)
-        stories.append(Story(schedule, rivals.train_baseline(schedule), ours, rivals.oracle(schedule)))
+        stories.append(Story(schedule, rivals.train_baseline(schedule), ours, passed(schedule, rivals.best)))
     say_results(OUT, stories)
     OUT.print("[bold]Report[/] on the last training, to be opened in a browser: ", end="")
     store = bench.folder / STORE
-    page = underwatt.report(bench.folder / f"{bench.board}.html", run=folder, store=store, listener=say_note)
-    typer.echo(f"{page} ({page.stat().st_size / 1e6:.1f} MB)\n")
+    page = underwatt.report(bench.folder / f"{bench.board}.html", run=folder, store=store, listener=common.say_note)
+    echo(f"{page} ({page.stat().st_size / 1e6:.1f} MB)\n")
 
 
-# How it looks on a terminal: plans, trainings as they go, and what they took.
+# How it looks on a terminal: trainings as they go, and what they took.
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,17 +160,6 @@ class Story:
     baseline: Result | None  # none where it cannot keep the budget
     ours: Result
     oracle: Result
-
-
-def say_plan(out: Console, budget_w: float, plan: SearchResult, baseline: Choice | None) -> None:
-    """The choice for a budget, beside the baseline's."""
-    best = plan.best
-    beside = "cannot keep it" if baseline is None else f"takes {baseline.setting}"
-    out.print(
-        f"[bold]Plan[/] for {budget_w:g} W, with {len(plan.measurements)} more settings measured: "
-        f"[green]{best.measurement.setting}[/]; {best.measurement.power_w:.2f} W measured, "
-        f"about {duration(best.time_s, 2)} to the target. [dim]The baseline {beside}.[/]"
-    )
 
 
 def say_training(out: Console, schedule: Schedule, plans: Mapping[float, SearchResult]) -> Callable[[Event], None]:
@@ -223,15 +218,12 @@ def searched(measured: int, found: Planned, planned: SearchResult | None) -> str
 
 def say_results(out: Console, stories: Sequence[Story]) -> None:
     """One table of everything, and whether the budgets were held."""
-    table = plain_table("budget", "", "time", "", "watts", "joules", "samples", "accuracy", "over", "")
-    for at in (0, 1):
-        table.columns[at].justify = "left"
+    table = common.plain_table("budget", "", "time", "", "watts", "joules", "samples", "accuracy", "over", "")
+    table.columns[0].justify = table.columns[1].justify = "left"
     for story in stories:
         watts = " → ".join(f"{level_w:g}" for level_w in story.schedule.levels_w) + " W"
-        if story.baseline is None:
-            table.add_row(watts, "baseline", "cannot keep it")
-        else:
-            table.add_row(watts, "baseline", *_figures(story.baseline, story.baseline))
+        baseline = _figures(story.baseline, story.baseline) if story.baseline else ("cannot keep it",)
+        table.add_row(watts, "baseline", *baseline)
         table.add_row("", "Underwatt", *_figures(story.ours, story.baseline), style="bold")
         table.add_row("", "oracle", *_figures(story.oracle, story.baseline))
     out.print()

@@ -2,38 +2,37 @@
 
 from __future__ import annotations
 
-import json
+import contextlib
+import itertools
 import time
 from typing import TYPE_CHECKING, Any
 
-import typer
 from rich.console import Group
 from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
+from typer import Exit, Option, Typer
 
 import underwatt
-from underwatt.cli.format import AS_JSON, DEVICE_HELP, OUT
-from underwatt.errors import DeviceError, InputError, UnderwattError
+from underwatt.cli import common
+from underwatt.errors import DeviceError, InputError
 from underwatt.records import DeviceState, PowerMode, to_json
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from underwatt.device.base import Device
 
 WATCH_PERIOD_S = 0.5
 
-app = typer.Typer()
+app = Typer()
 
 
 @app.command("devices")
 def show_devices(
-    device: str = typer.Option("", "--device", "-d", help="Only this device, also a simulated one."),
-    everything: bool = typer.Option(False, "--all", help="Also list the simulated boards."),
-    as_json: bool = AS_JSON,
-    watch: bool = typer.Option(False, "--watch", help="Live readings until Ctrl-C (one JSON line each with --json)."),
-    count: int = typer.Option(0, "--count", min=0, help="With --watch: stop after this many readings."),
+    device: str = Option("", "--device", "-d", help="Only this device, also a simulated one."),
+    everything: bool = Option(False, "--all", help="Also list the simulated boards."),
+    as_json: bool = common.AS_JSON,
+    watch: bool = Option(False, "--watch", help="Live readings until Ctrl-C (one JSON line each with --json)."),
+    count: int = Option(0, min=0, help="With --watch: stop after this many readings."),
 ) -> None:
     """Show what is here, what can be read and set, and what would permit the rest."""
     opened, failed = underwatt.devices([device] if device else (), simulated=everything)
@@ -44,23 +43,26 @@ def show_devices(
     if watch:
         _watch(opened[0], as_json=as_json, count=count)
     elif as_json:
-        report = [_as_record(item) for item in opened]
-        report += [
-            {"address": address, "error": error.message, "hint": error.hint} for address, error in failed.items()
-        ]
-        typer.echo(json.dumps(report, indent=2))
+        errors = [{"address": at, "error": error.message, "hint": error.hint} for at, error in failed.items()]
+        common.say_json([*map(_as_record, opened), *errors])
     else:
-        _print_devices(opened, failed)
+        for item in opened:
+            common.OUT.print(_table(item))
+        for address, error in failed.items():
+            common.say(f"[red]✗[/] {escape(f'{address}: {error}')}")
+        if not opened and not failed:
+            common.OUT.print("No Jetson and no NVIDIA GPU was found here.")
+            common.OUT.print("[dim]Try a simulated board: underwatt devices --all[/]")
 
 
 @app.command("set")
 def set_mode(
-    device: str = typer.Option("", "--device", "-d", help=DEVICE_HELP),
-    cpu_cores: int | None = typer.Option(None, help="Cores online."),
-    cpu_mhz: float | None = typer.Option(None, help="CPU clock."),
-    gpu_mhz: float | None = typer.Option(None, help="GPU clock."),
-    mem_mhz: float | None = typer.Option(None, help="Memory clock."),
-    power_limit_w: float | None = typer.Option(None, help="GPU power limit."),
+    device: str = common.DEVICE,
+    cpu_cores: int | None = Option(None, help="Cores online."),
+    cpu_mhz: float | None = Option(None, help="CPU clock."),
+    gpu_mhz: float | None = Option(None, help="GPU clock."),
+    mem_mhz: float | None = Option(None, help="Memory clock."),
+    power_limit_w: float | None = Option(None, help="GPU power limit."),
 ) -> None:
     """Set a power mode and leave it so; `underwatt restore` brings back what was there before."""
     mode = PowerMode(cpu_cores, cpu_mhz, gpu_mhz, mem_mhz, power_limit_w)
@@ -73,27 +75,28 @@ def set_mode(
             hint="Use it with a command that trains or measures.",
         )
     underwatt.set_mode(target, mode)
-    OUT.print(f"{escape(target.info.name)}: {mode}. [dim]`underwatt restore` puts back what was there before.[/]")
+    back = "[dim]`underwatt restore` puts back what was there before.[/]"
+    common.OUT.print(f"{escape(target.info.name)}: {mode}. {back}")
 
 
 @app.command("restore")
 def restore(
-    as_json: bool = AS_JSON,
-    discard: bool = typer.Option(False, "--discard", help="Remove damaged journals that cannot be restored from."),
+    as_json: bool = common.AS_JSON,
+    discard: bool = Option(False, "--discard", help="Remove damaged journals that cannot be restored from."),
 ) -> None:
     """Put back whatever a killed session or `underwatt set` left changed."""
     outcomes = underwatt.restore(discard=discard)
     if as_json:
-        rows = [{"device": name, "restored": not error, "error": str(error or "")} for name, error in outcomes]
-        typer.echo(json.dumps(rows, indent=2))
+        common.say_json(
+            [{"device": name, "restored": not error, "error": str(error or "")} for name, error in outcomes]
+        )
     elif not outcomes:
-        OUT.print("Nothing to restore.")
+        common.OUT.print("Nothing to restore.")
     else:
         for name, error in outcomes:
-            said = f"[red]✗[/] {name}: {error}" if error else f"[green]✓[/] {name}: as it was found"
-            OUT.print(said, soft_wrap=True)
+            common.say(f"[red]✗[/] {name}: {error}" if error else f"[green]✓[/] {name}: as it was found")
     if any(error for _, error in outcomes):
-        raise typer.Exit(1)
+        raise Exit(1)
 
 
 def _reading(device: Device) -> dict[str, Any]:
@@ -117,28 +120,16 @@ def _as_record(device: Device) -> dict[str, Any]:
         **to_json(device.info),
         "modes": len(device.space) if device.space.knobs else 0,
         "knobs": knobs,
-        "capabilities": to_json(device.capabilities()),
+        "capabilities": device.capabilities(),
         **_reading(device),
     }
-
-
-def _print_devices(opened: list[Device], failed: dict[str, UnderwattError]) -> None:
-    if not opened and not failed:
-        OUT.print("No Jetson and no NVIDIA GPU was found here.")
-        OUT.print("[dim]Try a simulated board: underwatt devices --all[/]")
-    for device in opened:
-        OUT.print(_table(device))
-    for address, error in failed.items():
-        OUT.print(f"[red]✗[/] {escape(f'{address}: {error}')}", soft_wrap=True)
 
 
 def _table(device: Device) -> Group:
     """One device as a person likes to read it."""
     info = device.info
-    title = Text(info.name, style="bold")
-    title.append(f"  {info.address}", style="dim")
-    if info.simulated:
-        title.append("  simulated", style="yellow")
+    simulated = ("  simulated" if info.simulated else "", "yellow")
+    title = Text.assemble((info.name, "bold"), (f"  {info.address}", "dim"), simulated)
     table = Table(show_header=True, header_style="dim", box=None, padding=(0, 2, 0, 1))
     for column in ("", "", "now", "range or detail"):
         table.add_column(column, no_wrap=column == "now", overflow="fold")
@@ -147,9 +138,7 @@ def _table(device: Device) -> Group:
     remedies: dict[str, list[str]] = {}
     for item in device.capabilities():
         mark = Text("✓", style="green") if item.usable else Text("✗", style="red")
-        now = running.get(item.name)
-        if item.name == "power":
-            now = reading["power_w"]
+        now = reading["power_w"] if item.name == "power" else running.get(item.name)
         table.add_row(mark, item.name, "" if now is None else f"{now:g}", item.detail)
         if item.remedy:
             remedies.setdefault(item.remedy, []).append(item.name)
@@ -162,40 +151,29 @@ def _table(device: Device) -> Group:
 
 
 def _watch(device: Device, *, as_json: bool, count: int) -> None:
-    """Readings twice a second, in the device's own time."""
+    """Readings twice a second, in the device's own time, until Ctrl-C."""
+    from rich.live import Live
 
-    def readings() -> Iterator[dict[str, Any]]:
-        made = 0
-        while not count or made < count:
-            yield {"at_s": round(device.clock.now_s(), 3), **_reading(device)}
-            made += 1
+    live = Live(console=common.OUT, refresh_per_second=4)
+    with contextlib.suppress(KeyboardInterrupt), contextlib.nullcontext() if as_json else live:
+        for _ in range(count) if count else itertools.count():
+            reading = {"at_s": round(device.clock.now_s(), 3), **_reading(device)}
+            if as_json:
+                common.say_json(reading, None)
+            else:
+                live.update(_live_view(device, reading))
             device.clock.sleep(WATCH_PERIOD_S)
             if device.info.in_process:
                 time.sleep(WATCH_PERIOD_S)  # its own time takes none of ours
 
-    try:
-        if as_json:
-            for reading in readings():
-                typer.echo(json.dumps(reading))
-            return
-        from rich.live import Live
-
-        with Live(console=OUT, refresh_per_second=4) as live:
-            for reading in readings():
-                live.update(_live_view(device, reading))
-    except KeyboardInterrupt:
-        return  # the way to end a live view
-
 
 def _live_view(device: Device, reading: dict[str, Any]) -> Group:
-    power = reading["power_w"]
-    head = Text(device.info.name, style="bold")
-    head.append("  simulated" if device.info.simulated else "", style="yellow")
+    head = Text.assemble((device.info.name, "bold"), ("  simulated" if device.info.simulated else "", "yellow"))
     body = Table(show_header=False, box=None, padding=(0, 2))
+    state, power_w = reading["state"], reading["power_w"]
     body.add_row(
-        "power", f"[bold]{power:.2f} W[/]" if power is not None else f"[red]{escape(reading['power_error'])}[/]"
+        "power", f"[red]{escape(reading['power_error'])}[/]" if power_w is None else f"[bold]{power_w:.2f} W[/]"
     )
-    state = reading["state"]
     for rail, watts in state["rails_w"].items():
         body.add_row(f"  {rail}", f"{watts:.2f} W")
     for knob, value in state["running"].items():

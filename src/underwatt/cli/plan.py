@@ -2,32 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import math
 import sys
-from contextlib import redirect_stdout
+from contextlib import nullcontext, redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import typer
 from rich.markup import escape
+from typer import Argument, Option, Typer
 
 import underwatt
-from underwatt.cli.format import (
-    AS_JSON,
-    DEVICE_HELP,
-    KNOB_HEADINGS,
-    LOG,
-    LR_HELP,
-    OUT,
-    REFERENCE_HELP,
-    STORE,
-    measured_line,
-    options_of,
-    plain_table,
-    say_note,
-    within,
-)
+from underwatt.cli import common
 from underwatt.errors import InputError
 from underwatt.jobs.workloads import JOB_HELP
 from underwatt.records import to_json
@@ -41,43 +26,42 @@ if TYPE_CHECKING:
     from underwatt.api.decide import DevicePlan, ExpectedSetting, Forecast
     from underwatt.rivals.compare import Alternative
 
-PREDICTOR: Any = typer.Option(
+PREDICTOR: Any = Option(
     "underwatt", "--predictor", metavar="NAME", help="Who predicts: underwatt, powertrain, or another package's own."
 )
 VERDICTS = {"yes": "", "risky": "[yellow]over?[/]", "over": "[red]over[/]"}
 
-app = typer.Typer()
+app = Typer()
 
 
 @app.command("predict")
 def predict(
-    profile: int = typer.Argument(0, help="Number of the profile, from `underwatt store ls`; the newest by default."),
-    modes: str = typer.Option(
+    profile: int = Argument(0, help="Number of the profile, from `underwatt store ls`; the newest by default."),
+    modes: str = Option(
         "", "--modes", "-m", help="grid, a number of modes, or a CSV file; the best of all modes by default."
     ),
-    batch_sizes: str = typer.Option("", "--batch-sizes", "-b", help="Such as 8,16,32; the measured ones by default."),
-    references: list[str] = typer.Option([], "--reference", "-r", help=REFERENCE_HELP),
+    batch_sizes: str = Option("", "--batch-sizes", "-b", help="Such as 8,16,32; the measured ones by default."),
+    references: list[str] = common.REFERENCES,
     predictor: str = PREDICTOR,
-    validate: bool = typer.Option(False, "--validate", help="Hold measured settings back, predict them, and compare."),
-    store: Path | None = STORE,
-    as_json: bool = AS_JSON,
+    validate: bool = Option(False, "--validate", help="Hold measured settings back, predict them, and compare."),
+    store: Path | None = common.STORE,
+    as_json: bool = common.AS_JSON,
 ) -> None:
     """Predict step time and power of settings from those that were measured."""
-    options = options_of(locals(), "validate", "as_json")
+    options = common.options_of(locals(), "validate", "as_json")
     if validate:
         measured, checked = underwatt.check_forecast(profile, references=references, predictor=predictor, store=store)
         if as_json:
-            typer.echo(json.dumps(to_json(checked), indent=2))
+            common.say_json(checked)
         else:
             title = f"{measured.workload.name} on {measured.device.name}"
-            OUT.print(f"[bold]{escape(title)}[/]: {checked.verdict}")
-            OUT.print(f"[dim]Worst: {checked.worst}, time off by {checked.worst_error:.0f}%.[/]")
+            common.OUT.print(f"[bold]{escape(title)}[/]: {checked.verdict}")
+            common.OUT.print(f"[dim]Worst: {checked.worst}, time off by {checked.worst_error:.0f}%.[/]")
         return
-    found = underwatt.forecast(**options, listener=say_note)
+    found = underwatt.forecast(**options, listener=common.say_note)
     if as_json:
         whose = to_json(found.measured.device) | {"workload": found.measured.workload.name}
-        rows = [_forecast_record(one) for one in found.settings]
-        typer.echo(json.dumps({"profile": whose, "predictions": rows}, indent=2))
+        common.say_json({"profile": whose, "predictions": [_forecast_record(one) for one in found.settings]})
     else:
         _show_forecast(found, everything=bool(modes))
 
@@ -93,9 +77,10 @@ def _show_forecast(found: Forecast, *, everything: bool) -> None:
     measured = found.measured
     what = f"{found.predicted:,} settings predicted" + ("" if everything else ", the best at each power shown")
     title = escape(f"{measured.workload.name} on {measured.device.name}")
-    OUT.print(f"[bold]{title}[/], from {len(measured.usable())} measured: {what}.", soft_wrap=True)
+    common.say(f"[bold]{title}[/], from {len(measured.usable())} measured: {what}.")
     knobs = list(measured.usable()[0].setting.mode.knobs())
-    table = plain_table("batch", *(KNOB_HEADINGS[name] for name in knobs), "samples/s", "step ms", "", "watts", "")
+    headings = [common.KNOB_HEADINGS[name] for name in knobs]
+    table = common.plain_table("batch", *headings, "samples/s", "step ms", "", "watts", "")
     for one in found.settings:
         mode = one.setting.mode.knobs()
         table.add_row(
@@ -103,68 +88,63 @@ def _show_forecast(found: Forecast, *, everything: bool) -> None:
             *(f"{mode[name]:g}" for name in knobs),
             f"{one.samples_per_s:.1f}",
             f"{one.step_s.expected * 1e3:.4g}",
-            within((one.step_s.high - one.step_s.low) / 2, one.step_s.expected),
+            common.within((one.step_s.high - one.step_s.low) / 2, one.step_s.expected),
             f"{one.power_w.expected:.4g}",
-            within((one.power_w.high - one.power_w.low) / 2, one.power_w.expected),
+            common.within((one.power_w.high - one.power_w.low) / 2, one.power_w.expected),
         )
-    OUT.print(table)
-    OUT.print("[dim]± is half a 90% interval. `underwatt predict --validate` says whether to trust this.[/]")
+    common.OUT.print(table)
+    common.OUT.print("[dim]± is half a 90% interval. `underwatt predict --validate` says whether to trust this.[/]")
 
 
 @app.command("plan")
 def plan(
-    job: list[str] = typer.Argument(None, metavar="[JOB]", help=f"With --measure: {JOB_HELP}.", show_default=False),
-    budget: str = typer.Option("", "--budget", help="Watts, one budget: 10W, 10W peak, or 10W mean over 60s."),
-    energy: str = typer.Option("", "--energy", help="Energy for the whole training, such as 50Wh."),
-    deadline: str = typer.Option("", "--deadline", help="Time for the whole training, such as 2h."),
-    least_energy: bool = typer.Option(
-        False, "--least-energy", help="Spend the least energy, instead of the least time."
-    ),
-    risk: float = typer.Option(0.05, help="Accepted chance that an unmeasured choice exceeds the budget."),
-    measure: bool = typer.Option(
+    job: list[str] = Argument(None, metavar="[JOB]", help=f"With --measure: {JOB_HELP}.", show_default=False),
+    budget: str = Option("", help="Watts, one budget: 10W, 10W peak, or 10W mean over 60s."),
+    energy: str = Option("", help="Energy for the whole training, such as 50Wh."),
+    deadline: str = Option("", help="Time for the whole training, such as 2h."),
+    least_energy: bool = Option(False, "--least-energy", help="Spend the least energy, instead of the least time."),
+    risk: float = Option(0.05, help="Accepted chance that an unmeasured choice exceeds the budget."),
+    measure: bool = Option(
         False, "--measure", help="Measure JOB as you go, what is worth it; the choice was then measured to fit."
     ),
-    device: str = typer.Option("", "--device", "-d", help=f"With --measure. {DEVICE_HELP}"),
-    lr: float | None = typer.Option(None, help="With --measure of a command: what {lr} stands for ..."),
-    lr_batch_size: int = typer.Option(128, min=1, help=LR_HELP),
-    profile: int = typer.Option(0, "--profile", "-p", help="Number of the profile; the newest by default."),
-    convergence: str = typer.Option("", help="Id of a workload's convergence runs; the profile's own by default."),
-    target: float | None = typer.Option(None, help="Which target of the convergence runs; the newest by default."),
-    batch_sizes: str = typer.Option(
+    device: str = Option("", "--device", "-d", help=f"With --measure. {common.DEVICE_HELP}"),
+    lr: float | None = Option(None, help="With --measure of a command: what {lr} stands for ..."),
+    lr_batch_size: int = common.LR_BATCH_SIZE,
+    profile: int = Option(0, "--profile", "-p", help="Number of the profile; the newest by default."),
+    convergence: str = Option("", help="Id of a workload's convergence runs; the profile's own by default."),
+    target: float | None = Option(None, help="Which target of the convergence runs; the newest by default."),
+    batch_sizes: str = Option(
         "", "--batch-sizes", "-b", help="Such as 8,16,32; the measured ones, or the job's own, by default."
     ),
-    references: list[str] = typer.Option([], "--reference", "-r", help=REFERENCE_HELP),
+    references: list[str] = common.REFERENCES,
     predictor: str = PREDICTOR,
-    powertrain: bool = typer.Option(
+    powertrain: bool = Option(
         False, "--powertrain", help="Also show what PowerTrain would choose; takes seconds, and needs PyTorch."
     ),
-    store: Path | None = STORE,
-    out: Path | None = typer.Option(None, "--out", help="Also write the plan to this file, to take it elsewhere."),
-    keep: bool = typer.Option(False, "--keep", help="Also keep the plan in the store."),
-    as_json: bool = AS_JSON,
+    store: Path | None = common.STORE,
+    out: Path | None = Option(None, help="Also write the plan to this file, to take it elsewhere."),
+    keep: bool = Option(False, "--keep", help="Also keep the plan in the store."),
+    as_json: bool = common.AS_JSON,
 ) -> None:
     """Choose batch size and power mode together: soonest to the target within the budget."""
-    options = options_of(locals(), "measure", "least_energy", "out", "keep", "as_json")
+    options = common.options_of(locals(), "measure", "least_energy", "out", "keep", "as_json")
     options |= {"goal": "least energy" if least_energy else "soonest", "job": (job or []) if measure else None}
     if measure and profile:
         raise InputError("--profile names what was measured, and --measure measures.", hint="Give one of the two.")
     if not measure and (job or device):
         raise InputError("A job or a device is named only to be measured.", hint="Add --measure.")
-    with redirect_stdout(sys.stderr):  # what a job prints is not our answer
-        try:
-            made = underwatt.plan(**options, listener=_say_search)
-        except KeyboardInterrupt:
-            if measure:
-                LOG.print("Interrupted; what was measured is kept. Run the same command again to go on.")
-            raise
+    # What a job prints is not our answer.
+    saying = common.interruptible("what was measured is") if measure else nullcontext()
+    with redirect_stdout(sys.stderr), saying:
+        made = underwatt.plan(**options, listener=_say_search)
     if out is not None:
         made.save(out)
     if keep:
         with underwatt.Store(store) as kept:
             number, _ = kept.keep_plan(made.record)
-        LOG.print(f"[dim]Kept as plan:{number}.[/]")
+        common.LOG.print(f"[dim]Kept as plan:{number}.[/]")
     if as_json:
-        typer.echo(json.dumps(made.record, indent=2))
+        common.say_json(made.record)
     else:
         _show_plan(made, risk)
 
@@ -172,9 +152,9 @@ def plan(
 def _say_search(event: object) -> None:
     from underwatt.api.decide import SearchStep
 
-    say_note(event)
+    common.say_note(event)
     if isinstance(event, SearchStep):
-        LOG.print(f"{measured_line(event.measurement)} [dim]{escape(event.why)}[/]", soft_wrap=True)
+        common.LOG.print(f"{common.measured_line(event.measurement)} [dim]{escape(event.why)}[/]", soft_wrap=True)
 
 
 def _show_plan(plan: DevicePlan, risk: float) -> None:
@@ -184,40 +164,39 @@ def _show_plan(plan: DevicePlan, risk: float) -> None:
     best, per_sample, others = plan.chosen, plan.per_sample, plan.others
     time, low, high = (_took(s, per_sample) for s in (best.time_s.expected, best.time_s.low, best.time_s.high))
     energy, least, most = (f"{j / 3600:.3g}" for j in (best.energy_j.expected, best.energy_j.low, best.energy_j.high))
-    OUT.print(f"[bold]{escape(plan.title)}[/], budget {plan.budget}", soft_wrap=True)
-    OUT.print(f"[green bold]{best.setting}[/]", soft_wrap=True)
-    OUT.print(
+    common.say(f"[bold]{escape(plan.title)}[/], budget {plan.budget}")
+    common.say(f"[green bold]{best.setting}[/]")
+    common.say(
         f"  {time} ({low} to {high}){' ms a sample' if per_sample else ''}, "
         f"{best.power_w.expected:.2f} W ({best.power_w.low:.2f} to {best.power_w.high:.2f}), "
         + ("" if per_sample else f"{energy} Wh ({least} to {most}), ")
-        + ("measured" if best.measured else "predicted"),
-        soft_wrap=True,
+        + ("measured" if best.measured else "predicted")
     )
-    OUT.print(f"  {escape(plan.reason)}\n", soft_wrap=True)
+    common.say(f"  {escape(plan.reason)}\n")
     near = (("faster neighbour", plan.faster), ("thriftier neighbour", plan.thriftier))
     neighbours = [as_alternative(name, expected, plan.budget, risk) for name, expected in near if expected is not None]
     rows = joined([*neighbours, *others])
-    OUT.print(_plan_table(plan, rows))
+    common.OUT.print(_plan_table(plan, rows))
     for lacking in filter(None, (cannot_keep(others), too_few_for_published(others))):
-        OUT.print(lacking, soft_wrap=True)
-    OUT.print("[dim]* measured, the others predicted. Vendor's and maximum mode: with the middle batch size.[/]")
+        common.say(lacking)
+    common.OUT.print("[dim]* measured, the others predicted. Vendor's and maximum mode: with the middle batch size.[/]")
     if any(row.fits == "risky" for row in rows):
-        OUT.print("[dim]over? may exceed the budget: what is expected keeps it, the end of its interval does not.[/]")
+        over = "over? may exceed the budget: what is expected keeps it, the end of its interval does not."
+        common.OUT.print(f"[dim]{over}[/]")
     if any(other.known == "truth" for other in others):
-        OUT.print(
+        common.say(
             "[dim]The oracle knows what only a simulation or a recorded table can tell; nothing else does. It is "
-            "judged by that truth, all else by what was measured: a lucky reading may look faster.[/]",
-            soft_wrap=True,
+            "judged by that truth, all else by what was measured: a lucky reading may look faster.[/]"
         )
     if not best.measured:
-        OUT.print("[dim]The choice was predicted, not measured: profile it before you rely on the budget.[/]")
+        common.OUT.print("[dim]The choice was predicted, not measured: profile it before you rely on the budget.[/]")
 
 
 def _plan_table(plan: DevicePlan, others: Sequence[Alternative]) -> Table:
     best, per_sample = plan.chosen, plan.per_sample
     knobs = list(best.setting.mode.knobs())
-    time_heading = "ms/sample" if per_sample else "time"
-    table = plain_table("", time_heading, "", "watts", "", "batch", *(KNOB_HEADINGS[name] for name in knobs))
+    headings = [common.KNOB_HEADINGS[name] for name in knobs]
+    table = common.plain_table("", "ms/sample" if per_sample else "time", "", "watts", "", "batch", *headings)
     table.columns[0].no_wrap, table.columns[0].justify = False, "left"
     for other in others:
         mode = other.setting.mode.knobs()

@@ -2,37 +2,31 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
-import typer
+from typer import Option, Typer, echo
 
 import underwatt
-from underwatt.cli.format import REFERENCE_HELP, STORE, options_of, say_note
-from underwatt.records import to_json
+from underwatt.cli import common
 
-app = typer.Typer()
+app = Typer()
 
 
 @app.command("report")
 def report(
-    out: Path = typer.Option(Path("report.html"), "--out", "-o", help="The HTML file to write."),
-    profile: int = typer.Option(
-        0, "--profile", "-p", help="Number of the profile; the run's or the newest by default."
-    ),
-    budget: str = typer.Option("", "--budget", help="Watts, such as 10W; the run's by default."),
-    run: Path | None = typer.Option(
-        None, "--run", help="Folder of a run; the newest under runs/ by default.", show_default=False
-    ),
-    target: float | None = typer.Option(None, help="Which target of the convergence runs; the run's, or the newest."),
-    references: list[str] = typer.Option([], "--reference", "-r", help=REFERENCE_HELP),
-    store: Path | None = STORE,
-    as_json: bool = typer.Option(False, "--json", help="Print the figures as data, for programs; writes no file."),
+    out: Path = Option(Path("report.html"), "--out", "-o", help="The HTML file to write."),
+    profile: int = Option(0, "--profile", "-p", help="Number of the profile; the run's or the newest by default."),
+    budget: str = Option("", help="Watts, such as 10W; the run's by default."),
+    run: Path | None = Option(None, help="Folder of a run; the newest under runs/ by default.", show_default=False),
+    target: float | None = Option(None, help="Which target of the convergence runs; the run's, or the newest."),
+    references: list[str] = common.REFERENCES,
+    store: Path | None = common.STORE,
+    as_json: bool = Option(False, "--json", help="Print the figures as data, for programs; writes no file."),
 ) -> None:
     """Make one self-contained HTML page: what was chosen, why, and how the training went."""
-    about = options_of(locals(), "out", "as_json") | {"listener": say_note}
+    about = common.options_of(locals(), "out", "as_json") | {"listener": common.say_note}
     if as_json:
-        typer.echo(json.dumps(to_json(underwatt.report_figures(**about)), indent=2))
+        common.say_json(underwatt.report_figures(**about))
     else:
         path = underwatt.report(out, **about)
-        typer.echo(f"{path} ({path.stat().st_size / 1e6:.1f} MB)")
+        echo(f"{path} ({path.stat().st_size / 1e6:.1f} MB)")

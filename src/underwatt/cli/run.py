@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import math
 import os
 import sys
@@ -12,33 +11,34 @@ from contextlib import redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import typer
 from rich.live import Live
 from rich.markup import escape
 from rich.text import Text
+from typer import Argument, Option, Typer, echo
 
 import underwatt
-from underwatt.cli.format import AS_JSON, DEVICE_HELP, LOG, OUT, REFERENCE_HELP, STORE, measured_line, options_of
+from underwatt.cli import common
 from underwatt.events import BudgetChanged, Measured, Noted, Scored, SettingChanged
 from underwatt.jobs.workloads import JOB_HELP
 from underwatt.records import to_json
 from underwatt.reports.words import allowed, duration
 
 if TYPE_CHECKING:
-    from contextlib import AbstractContextManager
-
     from rich.console import Console
     from typing_extensions import Self
 
     from underwatt.control.pilot import Pilot
 
-app = typer.Typer()
+RUN: Any = Option(None, "--run", help="Folder of the run; the one under way by default.", show_default=False)
+
+app = Typer()
 
 # A run as it is seen on a terminal: one line that moves, and what is worth keeping above it.
 
 PERIOD_S = 0.25
 LINE_PERIOD_S = 30.0  # where there is no terminal, and each line stays
 COLOURS = {"searching": "cyan", "holding": "green", "correcting": "yellow", "restoring": "dim"}
+CLOSED_TERMINAL = contextlib.suppress(OSError)  # nobody may be looking any more, which ends no training
 
 
 class Display:
@@ -52,27 +52,26 @@ class Display:
         self._score: tuple[float, float] | None = None
 
     def __enter__(self) -> Self:
-        with _whoever_looks():
+        with CLOSED_TERMINAL:
             self._live.__enter__()
         return self
 
     def __exit__(self, *error: Any) -> None:
-        with _whoever_looks():
+        with CLOSED_TERMINAL:
             self._live.__exit__(*error)
 
     def listen(self, event: object) -> None:
         """Something happened."""
         if isinstance(event, Measured):
-            self.say(measured_line(event.measurement))
+            self.say(common.measured_line(event.measurement))
         elif isinstance(event, SettingChanged) and event.state != "searching":
             text = f"{escape(str(event.setting))} [dim]{escape(event.why)}[/]"
             self.say(f"[{COLOURS[event.state]}]{event.state}[/] {text}")
         elif isinstance(event, BudgetChanged) and event.why != "start":
             self.say(f"[bold]budget {allowed(event)}[/] [dim]{event.why}[/]")
-        elif isinstance(event, Noted) and event.level == "warning":
-            self.say(f"[bold yellow]Warning: {escape(event.text)}[/]")
         elif isinstance(event, Noted):
-            self.say(f"[dim]{escape(event.text)}[/]")
+            begin = "[bold yellow]Warning: " if event.level == "warning" else "[dim]"
+            self.say(f"{begin}{escape(event.text)}[/]")
         elif isinstance(event, Scored) and event.target is not None:
             self._score = event.value, event.target
 
@@ -83,7 +82,7 @@ class Display:
             return
         self._next = now + self._period_s
         line = self._line(pilot)
-        with _whoever_looks():
+        with CLOSED_TERMINAL:
             if self._console.is_terminal:
                 self._live.update(line, refresh=True)
             else:
@@ -91,7 +90,7 @@ class Display:
 
     def say(self, text: str) -> None:
         """Leave a line above the one that moves."""
-        with _whoever_looks():
+        with CLOSED_TERMINAL:
             self._console.print(text, soft_wrap=True)
 
     def _line(self, pilot: Pilot) -> Text:
@@ -116,86 +115,77 @@ class Display:
         return line
 
 
-def _whoever_looks() -> AbstractContextManager[None]:
-    """Nobody may be looking any more: a terminal that was closed ends no training."""
-    return contextlib.suppress(OSError)
-
-
 @app.command("run")
 def run(
-    job: list[str] = typer.Argument(..., metavar="JOB", help=JOB_HELP, show_default=False),
-    budget: str = typer.Option("", "--budget", help="10W, 10W peak, or a schedule: 08:00-18:00=15W,else=7W."),
-    schedule: Path | None = typer.Option(None, "--schedule", help="CSV with at_s,power_w or time,power_w."),
-    energy: str = typer.Option("", "--energy", help="Energy for the whole training, such as 50Wh; it stops there."),
-    device: str = typer.Option("", "--device", "-d", help=DEVICE_HELP),
-    no_modes: bool = typer.Option(False, "--no-modes", help="Set nothing on the device: batch size and pauses only."),
-    batch_sizes: str = typer.Option("", "--batch-sizes", "-b", help="Such as 8,16,32; the job's own by default."),
-    folder: Path | None = typer.Option(None, "--out", help="The run's folder; a new one in runs/ by default."),
-    resume: bool = typer.Option(False, "--resume", help="Go on with the run in --out, or the job's newest one."),
-    evaluate_every: int = typer.Option(0, min=0, help="Test the model every so many samples; as in converge if 0."),
-    limit_samples: float = typer.Option(0, "--limit", min=0, help="Give up after so many samples; never if 0."),
-    target: float | None = typer.Option(None, help="The score to train to; the job's own by default."),
-    references: list[str] = typer.Option([], "--reference", "-r", help=REFERENCE_HELP),
-    lr: float | None = typer.Option(None, help="For a command: what {lr} stands for ..."),
-    lr_batch_size: int | None = typer.Option(
+    job: list[str] = Argument(..., metavar="JOB", help=JOB_HELP, show_default=False),
+    budget: str = Option("", help="10W, 10W peak, or a schedule: 08:00-18:00=15W,else=7W."),
+    schedule: Path | None = Option(None, help="CSV with at_s,power_w or time,power_w."),
+    energy: str = Option("", help="Energy for the whole training, such as 50Wh; it stops there."),
+    device: str = common.DEVICE,
+    no_modes: bool = Option(False, "--no-modes", help="Set nothing on the device: batch size and pauses only."),
+    batch_sizes: str = common.BATCH_SIZES,
+    folder: Path | None = Option(None, "--out", help="The run's folder; a new one in runs/ by default."),
+    resume: bool = Option(False, "--resume", help="Go on with the run in --out, or the job's newest one."),
+    evaluate_every: int = Option(0, min=0, help="Test the model every so many samples; as in converge if 0."),
+    limit_samples: float = Option(0, "--limit", min=0, help="Give up after so many samples; never if 0."),
+    target: float | None = Option(None, help="The score to train to; the job's own by default."),
+    references: list[str] = common.REFERENCES,
+    lr: float | None = common.LR,
+    lr_batch_size: int | None = Option(
         None, min=1, help="... at this batch size (128 by default); scaled by its square root elsewhere."
     ),
-    store: Path | None = STORE,
-    as_json: bool = typer.Option(False, "--json", help="For programs: how it ended."),
+    store: Path | None = common.STORE,
+    as_json: bool = Option(False, "--json", help="For programs: how it ended."),
 ) -> None:
     """Train under a budget: measure what is missing by training steps, hold the budget, restore; Ctrl-C is safe."""
-    given = options_of(locals(), "job", "no_modes", "as_json")
+    given = common.options_of(locals(), "job", "no_modes", "as_json")
     options = underwatt.RunOptions(**given, set_modes=not no_modes)
-    display = Display(LOG)
+    display = Display(common.LOG)
     with redirect_stdout(sys.stderr), display:  # what a job prints is not our answer
         ended = underwatt.run(job, options, listener=display.listen, watch=display.watch)
     if as_json:
         record = to_json(ended)
         kept_in = {"folder": record.pop("folder")}
         is_job = len(job) == 1 and ":" in job[0]
-        typer.echo(json.dumps(record if is_job else {"steps": ended.steps, **kept_in}))
+        common.say_json(record if is_job else {"steps": ended.steps, **kept_in}, None)
         return
     # In the words and with the figures of the report.
     from underwatt.reports.run_figures import happened
 
     log = ended.record()
     back = " The device is as it was." if log.end is not None and log.end.restored else ""
-    OUT.print(f"{escape(happened(log))}{back} [dim]Folder: {escape(str(ended.folder))}[/]", soft_wrap=True)
+    common.say(f"{escape(happened(log))}{back} [dim]Folder: {escape(str(ended.folder))}[/]")
 
 
 @app.command("budget")
 def budget(
-    watts: str = typer.Argument(..., help="Watts such as 7W or 7W peak, or a schedule: 08:00-18:00=15W,else=7W."),
-    run: Path | None = typer.Option(
-        None, "--run", help="Folder of the run; the one under way by default.", show_default=False
-    ),
-    as_json: bool = AS_JSON,
+    watts: str = Argument(..., help="Watts such as 7W or 7W peak, or a schedule: 08:00-18:00=15W,else=7W."),
+    run: Path | None = RUN,
+    as_json: bool = common.AS_JSON,
 ) -> None:
     """Change the budget of the run under way."""
     folder = underwatt.change_budget(watts, run)
     if as_json:
-        typer.echo(json.dumps({"folder": str(folder), "budget": watts}))
+        common.say_json({"folder": str(folder), "budget": watts}, None)
     else:
         said = f"The run in {escape(str(folder))} will now keep [bold]{escape(watts)}[/]."
-        OUT.print(said, highlight=False, soft_wrap=True)
+        common.OUT.print(said, highlight=False, soft_wrap=True)
 
 
 @app.command("watch")
 def watch(
-    run: Path | None = typer.Option(
-        None, "--run", help="Folder of the run; the one that is under way by default.", show_default=False
-    ),
-    port: int = typer.Option(0, min=0, max=65535, help="Port on this machine; a free one by default."),
-    as_json: bool = typer.Option(False, "--json", help="Print the address as JSON, for programs."),
+    run: Path | None = RUN,
+    port: int = Option(0, min=0, max=65535, help="Port on this machine; a free one by default."),
+    as_json: bool = Option(False, "--json", help="Print the address as JSON, for programs."),
 ) -> None:
     """Watch a run in the browser: watts against the budget, progress, log; change the budget there."""
     server = underwatt.watch(run, port)
     if as_json:
-        shown = {"url": server.url, "port": server.port, "token": server.token, "run": str(server.folder)}
-        typer.echo(json.dumps(shown))
+        address = {"url": server.url, "port": server.port, "token": server.token}
+        common.say_json({**address, "run": str(server.folder)}, None)
     else:
-        typer.echo(server.url)
-        LOG.print(
+        echo(server.url)
+        common.LOG.print(
             "[dim]Whoever has this address can see the run and change its budget. From another machine, first: "
             f"ssh -L {server.port}:127.0.0.1:{server.port} HOST. Ctrl-C ends the page, not the run.[/]",
             highlight=False,

@@ -3,73 +3,65 @@
 from __future__ import annotations
 
 import io
-import json
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import typer
 from rich.markup import escape
 from rich.table import Table
+from typer import Argument, Option, Typer
 
 import underwatt
-from underwatt.cli.format import AS_JSON, KNOB_HEADINGS, OUT, STORE, plain_table
+from underwatt.cli import common
 from underwatt.errors import InputError
-from underwatt.records import KNOBS, to_json
+from underwatt.records import KNOBS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from typing import Any
 
-_store_app = typer.Typer(no_args_is_help=True, help="Look at, export and import what was measured.")
-app = typer.Typer()
+_store_app = Typer(no_args_is_help=True, help="Look at, export and import what was measured.")
+app = Typer()
 app.add_typer(_store_app, name="store")
 
 
 @_store_app.command("ls")
-def list_profiles(store: Path | None = STORE, as_json: bool = AS_JSON) -> None:
+def list_profiles(store: Path | None = common.STORE, as_json: bool = common.AS_JSON) -> None:
     """List the profiles, convergence runs and plans."""
     with underwatt.Store(store, create=False) as kept:
         summaries, convergence, plans = kept.summaries(), kept.convergence(), kept.plans()
     if as_json:
-        runs = [{"workload": to_json(workload), "runs": len(found)} for workload, found in convergence]
-        shown = {"profiles": to_json(summaries), "convergence": runs, "plans": to_json(plans)}
-        typer.echo(json.dumps(shown, indent=2))
+        runs = [{"workload": workload, "runs": len(found)} for workload, found in convergence]
+        common.say_json({"profiles": summaries, "convergence": runs, "plans": plans})
         return
-    table = Table(box=None, header_style="dim", padding=(0, 2, 0, 0))
-    for column in ("profile", "workload", "device", "measured", "usable", "since"):
-        table.add_column(column)
+    headings = ("profile", "workload", "device", "measured", "usable", "since")
+    table = Table(*headings, box=None, header_style="dim", padding=(0, 2, 0, 0))
     for item in summaries:
-        table.add_row(
-            str(item.id),
-            item.workload.name,
-            item.device.name,
-            str(item.measured),
-            str(item.usable),
-            item.created_at[:19],
-        )
-    OUT.print(table if summaries else "No profiles yet.")
+        counts = str(item.measured), str(item.usable)
+        table.add_row(str(item.id), item.workload.name, item.device.name, *counts, item.created_at[:19])
+    common.OUT.print(table if summaries else "No profiles yet.")
     for workload, found in convergence:
-        OUT.print(f"convergence: {workload.name}, {len(found)} runs [dim]{workload.id}[/]")
+        common.OUT.print(f"convergence: {workload.name}, {len(found)} runs [dim]{workload.id}[/]")
     for kept_plan in plans:
-        OUT.print(_plan_line(kept_plan.id, kept_plan.record), soft_wrap=True)
+        common.say(_plan_line(kept_plan.id, kept_plan.record))
 
 
 @_store_app.command("show")
 def show_profile(
-    profile: int = typer.Argument(..., help="Number of the profile, from `underwatt store ls`."),
-    store: Path | None = STORE,
-    as_json: bool = AS_JSON,
+    profile: int = Argument(..., help="Number of the profile, from `underwatt store ls`."),
+    store: Path | None = common.STORE,
+    as_json: bool = common.AS_JSON,
 ) -> None:
     """Show every measurement of a profile."""
     with underwatt.Store(store, create=False) as kept:
         found = kept.profile(profile)
     if as_json:
-        typer.echo(json.dumps(to_json(found), indent=2))
+        common.say_json(found)
         return
-    OUT.print(f"[bold]{found.workload.name}[/] on [bold]{found.device.name}[/]")
+    common.OUT.print(f"[bold]{found.workload.name}[/] on [bold]{found.device.name}[/]")
     knobs = [name for name in KNOBS if any(getattr(m.setting.mode, name) is not None for m in found.measurements)]
-    table = plain_table("batch", *(KNOB_HEADINGS[name] for name in knobs), "step ms", "watts", "peak W", "status")
+    headings = [common.KNOB_HEADINGS[name] for name in knobs]
+    table = common.plain_table("batch", *headings, "step ms", "watts", "peak W", "status")
     for m in found.measurements:
         table.add_row(
             str(m.setting.batch_size),
@@ -79,20 +71,18 @@ def show_profile(
             f"{m.peak_w:.2f}",
             m.status.value,
         )
-    OUT.print(table)
+    common.OUT.print(table)
 
 
 @_store_app.command("export")
 def export(
-    what: str = typer.Argument(
-        ..., help="Number of a profile, the id of a workload's convergence runs, or plan:NUMBER."
-    ),
-    file: Path | None = typer.Argument(None, help="Where to; standard output by default."),
-    with_convergence: bool = typer.Option(
+    what: str = Argument(..., help="Number of a profile, the id of a workload's convergence runs, or plan:NUMBER."),
+    file: Path | None = Argument(None, help="Where to; standard output by default."),
+    with_convergence: bool = Option(
         False, "--with-convergence", help="A profile and its workload's convergence runs in one file (JSON)."
     ),
-    force: bool = typer.Option(False, "--force", help="Write over a file that is there."),
-    store: Path | None = STORE,
+    force: bool = Option(False, "--force", help="Write over a file that is there."),
+    store: Path | None = common.STORE,
 ) -> None:
     """Write a profile or convergence runs (CSV), both, or a plan (JSON), for `import` on another machine."""
     if file is None:
@@ -107,27 +97,27 @@ def export(
             out.write(text.getvalue())
     except OSError as exc:
         raise InputError(f"{file} cannot be written: {exc.strerror}.") from exc
-    OUT.print(f"{escape(said)} written to {escape(str(file))}.", soft_wrap=True)
+    common.say(f"{escape(said)} written to {escape(str(file))}.")
 
 
 @_store_app.command("import")
 def import_file(
-    file: Path = typer.Argument(..., help="An exported file, a plan, a PowerTrain table, or a Zeus trace."),
-    device_name: str = typer.Option("", help="Device of a table that does not say; the file's name by default."),
-    samples_per_epoch: float = typer.Option(1.0, min=1, help="For Zeus traces, which count epochs."),
-    store: Path | None = STORE,
+    file: Path = Argument(..., help="An exported file, a plan, a PowerTrain table, or a Zeus trace."),
+    device_name: str = Option("", help="Device of a table that does not say; the file's name by default."),
+    samples_per_epoch: float = Option(1.0, min=1, help="For Zeus traces, which count epochs."),
+    store: Path | None = common.STORE,
 ) -> None:
     """Take in measurements, convergence runs or a plan: our own export, PowerTrain's tables, Zeus' traces."""
     found = underwatt.import_file(file, device_name=device_name, samples_per_epoch=samples_per_epoch, store=store)
     for item, number, new in found.profiles:
-        OUT.print(
+        common.OUT.print(
             f"profile {number}: {item.workload.name} on {item.device.name}, "
             f"{len(item.measurements)} measurements, {new} of them new"
         )
     for workload, runs, new in found.convergence:
-        OUT.print(f"convergence: {workload.name}, {len(runs)} runs, {new} of them new")
+        common.OUT.print(f"convergence: {workload.name}, {len(runs)} runs, {new} of them new")
     for record, number, is_new in found.plans:
-        OUT.print(_plan_line(number, record) + ("" if is_new else ", known already"), soft_wrap=True)
+        common.say(_plan_line(number, record) + ("" if is_new else ", known already"))
 
 
 def _plan_line(number: int, record: Mapping[str, Any]) -> str:

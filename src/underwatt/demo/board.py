@@ -9,14 +9,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from underwatt.api.known import every_setting
+from underwatt.api.known import every_setting, spread_settings
 from underwatt.budget import Budget, Schedule
 from underwatt.control.as_you_go import measure_as_you_go
 from underwatt.control.live import LiveBudget
 from underwatt.demo.job import BATCH_SIZES, RESNET18
-from underwatt.device.registry import open_device
 from underwatt.device.session import Session
-from underwatt.drivers.virtual.device import VirtualJetson
+from underwatt.drivers.virtual.device import VirtualJetson, open_virtual
 from underwatt.events import BudgetChanged, Started
 from underwatt.jobs.job import Effort
 from underwatt.jobs.runs import Run, RunOptions
@@ -26,7 +25,6 @@ from underwatt.jobs.workloads import SimulatedWorkload
 from underwatt.measure.meter import SAMPLE_PERIOD_S, Trace
 from underwatt.measure.series import in_order, run_profile
 from underwatt.planning.problem import Problem
-from underwatt.predict.design import first_settings
 from underwatt.records import Setting
 from underwatt.runlog.record import RunRecord
 
@@ -113,9 +111,7 @@ class Bench:
 
     def device(self) -> VirtualJetson:
         """The board, cold and as it comes."""
-        device = open_device(f"virtual:{self.board}")
-        assert isinstance(device, VirtualJetson)
-        return device
+        return open_virtual(self.board)
 
     def candidates(self) -> SettingArray:
         """Every power mode at every batch size."""
@@ -124,10 +120,10 @@ class Bench:
 
 def measure_few(bench: Bench) -> tuple[Measurement, ...]:
     """The vendor's named modes at the middle batch size, and some settings that tell how the others behave."""
-    device, candidates = bench.device(), bench.candidates()
+    device = bench.device()
     middle = BATCH_SIZES[len(BATCH_SIZES) // 2]
     named = [Setting(mode, middle) for mode in device.stock_modes().values()]
-    telling = [candidates[int(row)] for row in first_settings(candidates, TELLING)]
+    telling = spread_settings(device.space, BATCH_SIZES, TELLING)
     workload = SimulatedWorkload(bench.workload, RESNET18, device)
     with Session(device) as session:
         return run_profile(session, workload, in_order([*named, *telling]), bench.store).measured
@@ -148,11 +144,6 @@ def plan_for(bench: Bench, budget_w: float) -> SearchResult:
     workload = SimulatedWorkload(bench.workload, RESNET18, device)
     with Session(device) as session:
         return measure_as_you_go(session, workload, problem, bench.store, most=MOST_A_BUDGET)
-
-
-def changing(first: SearchResult, first_w: float, then_w: float) -> Schedule:
-    """One budget until about the middle of the training as it was planned for, then the other."""
-    return Schedule.of([(0.0, first_w), (float(round(first.best.time_s / 2)), then_w)])
 
 
 def train_underwatt(bench: Bench, schedule: Schedule, folder: Path, tell: Tell) -> Result:

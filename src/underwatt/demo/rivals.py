@@ -28,17 +28,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """A setting with its true time to the target and its true power."""
+    """A setting with its true time and samples to the target, and its true power."""
 
     setting: Setting
     time_s: float
     power_w: float
-    step_s: float
-
-    @property
-    def samples(self) -> float:
-        """How many there are to the target."""
-        return self.time_s / self.step_s * self.setting.batch_size
+    samples: float
 
 
 def samples_in_hindsight(job: Job) -> dict[int, float]:
@@ -53,15 +48,13 @@ class Rivals:
     """Choices made from the simulated board's truth, which no real board tells."""
 
     def __init__(self, bench: Bench, samples: Mapping[int, float]) -> None:
-        self._bench = bench
-        self._candidates = bench.candidates()
-        truth = truth_of(bench.device(), self._candidates, RESNET18)
+        self._bench, self._samples = bench, samples
+        candidates = bench.candidates()
+        truth = truth_of(bench.device(), candidates, RESNET18)
         assert truth is not None, "the board is simulated"
-        sizes = self._candidates.batch_size
-        sample_s = truth.step_s / sizes
-        self._step_s = truth.step_s
-        needed = np.array([samples[int(size)] for size in sizes])
-        self._table = Table(self._candidates, sample_s * needed, sample_s, truth.power_w)
+        sample_s = truth.step_s / candidates.batch_size
+        needed = np.array([samples[int(size)] for size in candidates.batch_size])
+        self._table = Table(candidates, sample_s * needed, sample_s, truth.power_w)
 
     def baseline(self, budget_w: float) -> Choice | None:
         """The largest batch at the highest clock that fits, all else at its highest; none where nothing fits so."""
@@ -76,10 +69,9 @@ class Rivals:
         return self._choice(row)
 
     def _choice(self, row: int) -> Choice:
-        table = self._table
-        return Choice(
-            self._candidates[row], float(table.time_s[row]), float(table.drawn_w[row]), float(self._step_s[row])
-        )
+        setting = self._table.settings[row]
+        took_s, drawn_w = float(self._table.time_s[row]), float(self._table.drawn_w[row])
+        return Choice(setting, took_s, drawn_w, self._samples[setting.batch_size])
 
     def train_baseline(self, schedule: Schedule) -> Result | None:
         """The baseline under a budget that changes: it knows what fits, and changes the clock just in time.
@@ -91,7 +83,7 @@ class Rivals:
             return None
         device, job = self._bench.device(), self._bench.job
         found = dict(device.snapshot())
-        longest_s = max(choice.step_s for choice in chosen.values())
+        longest_s = max(it.time_s / it.samples * it.setting.batch_size for it in chosen.values())
         training = Training(job, chosen[schedule.power_w(0.0)].setting.batch_size)
         score, evaluated, now = 0.0, 0, None
         joules = Joules(device)
@@ -112,13 +104,12 @@ class Rivals:
         restored = dict(device.snapshot()) == found
         return Result(*took, training.samples, score, job.reached(score), joules.under(schedule), restored)
 
-    def oracle(self, schedule: Schedule) -> Result:
-        """The best setting at every moment, by the truth, without a moment's search; nothing is trained for it."""
-        return passed(schedule, self.best)
-
 
 def passed(schedule: Schedule, choose: Callable[[float], Choice]) -> Result:
-    """A training that uses the choice for each level of a schedule, and changes between them at no cost."""
+    """A training that uses the choice for each level of a schedule, and changes between them at no cost.
+
+    With ``Rivals.best`` that is the oracle; nothing is trained for it.
+    """
     at_s = energy_j = samples = share = 0.0
     while True:
         choice = choose(schedule.power_w(at_s))

@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from underwatt.records import ConvergenceRun
 
 DEFAULT_POINTS = 4
-DEFAULT_SEEDS = 3
 # Generous, because a large batch may be the choice although it needs many times the samples: on a large GPU a step
 # takes hardly longer at 30 times the batch size. On a small board a fraction of this would do.
 HOPELESS_FACTOR = 10.0

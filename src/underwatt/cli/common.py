@@ -1,19 +1,24 @@
-"""How things look on a terminal, and the help of options that several commands share."""
+"""How things look on a terminal, and the arguments that several commands share."""
 
 from __future__ import annotations
 
+import json
 import math
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import typer
 from rich.console import Console
 from rich.markup import escape
-from rich.table import Table
+from rich.table import Column, Table
+from typer import Option
 
 from underwatt.events import Noted
-from underwatt.records import Status
+from underwatt.records import Status, to_json
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from rich.progress import Progress
 
     from underwatt.records import Measurement
@@ -22,21 +27,18 @@ OUT = Console()
 LOG = Console(stderr=True)  # what is no answer: progress and notes
 
 DEVICE_HELP = "Address of the device, such as jetson, nvml:0 or virtual:nano; the likeliest one by default."
-REFERENCE_HELP = (
-    "A profile of another workload or device: its number, a CSV file, or builtin:BOARD (simulated). Repeatable."
-)
-LR_HELP = "... at this batch size; scaled by its square root elsewhere."
+DEVICE: Any = Option("", "--device", "-d", help=DEVICE_HELP)
+BATCH_SIZES: Any = Option("", "--batch-sizes", "-b", help="Such as 8,16,32; the job's own by default.")
+REFERENCE_HELP = "A profile of another workload or device: its number, a CSV file, or builtin:BOARD (simulated)."
+REFERENCES: Any = Option([], "--reference", "-r", help=f"{REFERENCE_HELP} Repeatable.")
+LR: Any = Option(None, help="For a command: what {lr} stands for ...")
+LR_BATCH_SIZE: Any = Option(128, min=1, help="... at this batch size; scaled by its square root elsewhere.")
 STORE_HELP = "Where measurements are kept; $UNDERWATT_STORE, or underwatt.db in this folder, by default."
-STORE: Any = typer.Option(None, "--store", help=STORE_HELP, show_default=False)
-AS_JSON: Any = typer.Option(False, "--json", help="For programs.")
+STORE: Any = Option(None, "--store", help=STORE_HELP, show_default=False)
+AS_JSON: Any = Option(False, "--json", help="For programs.")
 
-KNOB_HEADINGS = {  # clocks in MHz, limits in watts
-    "cpu_cores": "cores",
-    "cpu_mhz": "CPU",
-    "gpu_mhz": "GPU",
-    "mem_mhz": "mem",
-    "power_limit_w": "limit",
-}
+# Clocks in MHz, limits in watts.
+KNOB_HEADINGS = {"cpu_cores": "cores", "cpu_mhz": "CPU", "gpu_mhz": "GPU", "mem_mhz": "mem", "power_limit_w": "limit"}
 
 
 def options_of(given: dict[str, Any], *others: str) -> dict[str, Any]:
@@ -46,25 +48,36 @@ def options_of(given: dict[str, Any], *others: str) -> dict[str, Any]:
 
 def plain_table(*headings: str) -> Table:
     """A table without lines, columns to the right, the way figures are read."""
-    table = Table(box=None, header_style="dim", padding=(0, 1, 0, 0))
-    for heading in headings:
-        table.add_column(heading, justify="right", no_wrap=True)
-    return table
+    columns = (Column(heading, justify="right", no_wrap=True) for heading in headings)
+    return Table(*columns, box=None, header_style="dim", padding=(0, 1, 0, 0))
 
 
 def progress_bar() -> Progress:
     """A bar with a count and a field ``left`` for the time left."""
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn
 
-    return Progress(
-        SpinnerColumn(),
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("{task.fields[left]}"),
-        console=LOG,
-        transient=True,
-    )
+    columns = SpinnerColumn(), "{task.description}", BarColumn(), MofNCompleteColumn(), "{task.fields[left]}"
+    return Progress(*columns, console=LOG, transient=True)
+
+
+def say(text: str) -> None:
+    """A line of the answer, however long."""
+    OUT.print(text, soft_wrap=True)
+
+
+def say_json(record: object, indent: int | None = 2) -> None:
+    """The answer for programs."""
+    typer.echo(json.dumps(to_json(record), indent=indent))
+
+
+@contextmanager
+def interruptible(what: str) -> Iterator[None]:
+    """Say that a command can be gone on with."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        LOG.print(f"Interrupted; {what} kept. Run the same command again to go on.")
+        raise
 
 
 def say_note(event: object) -> None:
