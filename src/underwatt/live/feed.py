@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import math
-import os
 import time
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -13,6 +12,7 @@ from underwatt.errors import InputError
 from underwatt.events import Started
 from underwatt.live.view import RunView
 from underwatt.records import to_json
+from underwatt.runlog.inbox import is_alive
 from underwatt.runlog.log import follow
 
 if TYPE_CHECKING:
@@ -112,13 +112,8 @@ class LogReader:
         if self.view.facts["phase"] != "running" or now - self._looked_at_s < _LOOK_FOR_PROCESS_S or not pid:
             return
         self._looked_at_s = now
-        if self.quiet_s() < _LOOK_FOR_PROCESS_S:
-            return  # somebody writes it: the process may be one of another machine
-        try:
-            os.kill(pid, 0)
-        except PermissionError:
-            return  # alive, and somebody else's
-        except (OSError, OverflowError, TypeError):
+        # Where somebody writes it, the process may be one of another machine.
+        if self.quiet_s() >= _LOOK_FOR_PROCESS_S and not is_alive(pid):
             self.view.lose()
 
 

@@ -259,10 +259,6 @@ class _Figures(Collector):
     def __init__(self, facts: Callable[[], dict[str, Any]]) -> None:
         self._facts = facts
 
-    def describe(self) -> list[Metric]:
-        """Nothing before the first scrape: figures that a run does not have are left out."""
-        return []
-
     def collect(self) -> Iterator[Metric]:
         """Every figure that is known."""
         facts = self._facts()

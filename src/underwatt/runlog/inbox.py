@@ -73,9 +73,7 @@ class Inbox:
         if signature == self._seen:
             return None
         self._seen = signature
-        if signature is None:
-            return None
-        number, text = self._read()
+        number, text = self._read() if signature else (None, None)
         if text is None or number == self._id:
             return None
         self._id = number
@@ -188,13 +186,18 @@ def _alive(path: Path) -> RunningRun | None:
         started = entry["process_started"]
     except (OSError, ValueError, KeyError, TypeError):
         return None
+    return run if is_alive(run.pid) and _process_started(run.pid) == started else None
+
+
+def is_alive(pid: int) -> bool:
+    """Whether there is such a process."""
     try:
-        os.kill(run.pid, 0)
+        os.kill(pid, 0)
     except PermissionError:
-        pass  # alive, and somebody else's
+        return True  # somebody else's
     except (OSError, OverflowError):
-        return None
-    return run if _process_started(run.pid) == started else None
+        return False
+    return True
 
 
 def _process_started(pid: int) -> str | None:
