@@ -1,4 +1,4 @@
-"""Lightning under a power budget: ``BudgetCallback`` is all that a training script gains.
+"""Lightning under a power budget: ``LightningCallback`` is all that a training script gains.
 
     python examples/train_lightning.py --device nvml:0 --budget 300W
 
@@ -14,8 +14,7 @@ import torch
 from torch.utils.data import DataLoader, TensorDataset
 
 from data import digits
-from underwatt import Job, count_cost
-from underwatt.adapters.lightning import BudgetCallback
+from underwatt import Job, LightningCallback, count_cost
 
 
 def network() -> torch.nn.Module:
@@ -48,7 +47,7 @@ def main() -> None:
     lightning.seed_everything(0, verbose=False)
     loader = DataLoader(TensorDataset(*digits()), batch_size=32, shuffle=True, drop_last=True)
     cost = count_cost(Job(network, digits(), target=0.9)) if options.device.startswith("virtual") else None
-    budget = BudgetCallback(budget=options.budget, device=options.device, folder=options.folder, cost=cost)
+    budget = LightningCallback(budget=options.budget, device=options.device, folder=options.folder, cost=cost)
     trainer = lightning.Trainer(
         max_epochs=options.epochs,
         callbacks=[budget],

@@ -1,4 +1,4 @@
-"""A Transformers ``Trainer`` under a power budget: ``BudgetCallback`` is all that a training script gains.
+"""A Transformers ``Trainer`` under a power budget: ``TransformersCallback`` is all that a training script gains.
 
     python examples/train_transformers.py --device nvml:0 --budget 300W
 
@@ -14,8 +14,7 @@ import torch
 from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments
 
 from data import grammar_text
-from underwatt import Job, count_cost
-from underwatt.adapters.transformers import BudgetCallback
+from underwatt import Job, TransformersCallback, count_cost
 
 LENGTH = 32
 
@@ -49,7 +48,7 @@ def main() -> None:
             loss=lambda loss, _: loss,
         )
         cost = count_cost(job)
-    budget = BudgetCallback(budget=options.budget, device=options.device, folder=options.folder, cost=cost)
+    budget = TransformersCallback(budget=options.budget, device=options.device, folder=options.folder, cost=cost)
     arguments = TrainingArguments(
         output_dir=options.folder,
         max_steps=options.steps,

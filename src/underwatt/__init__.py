@@ -6,8 +6,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from underwatt.adapters.lightning import BudgetCallback as LightningCallback
-    from underwatt.adapters.transformers import BudgetCallback as TransformersCallback
+    from underwatt.adapters.lightning import LightningCallback
+    from underwatt.adapters.transformers import TransformersCallback
     from underwatt.adapters.tuner import Tuner, tune
     from underwatt.api import converge, profile, read_run, report, report_figures, run
     from underwatt.api.decide import check_forecast, forecast, plan
@@ -32,6 +32,8 @@ __version__: str  # written once, in pyproject.toml, and read from what pip inst
 # Where a name is found when it is first used, so that `import underwatt` in a training script costs next to nothing.
 # No module directly in the package may have one of these names: importing it would hide what is called so here.
 _HOMES = {
+    "adapters.lightning": ("LightningCallback",),
+    "adapters.transformers": ("TransformersCallback",),
     "adapters.tuner": ("Tuner", "tune"),
     "api": ("converge", "profile", "read_run", "report", "report_figures", "run"),
     "api.decide": ("check_forecast", "forecast", "plan"),
@@ -50,8 +52,6 @@ _HOMES = {
     "store.store": ("Store",),
 }
 _PLACES = {name: (module, name) for module, names in _HOMES.items() for name in names} | {
-    "LightningCallback": ("adapters.lightning", "BudgetCallback"),
-    "TransformersCallback": ("adapters.transformers", "BudgetCallback"),
     "restore": ("device.session", "restore_all"),
     "set_mode": ("device.session", "set_and_leave"),
 }

@@ -22,7 +22,7 @@ from profile_helpers import COST
 from torch.utils.data import DataLoader, TensorDataset
 
 from underwatt.adapters.callback_base import CANNOT
-from underwatt.adapters.lightning import BudgetCallback
+from underwatt.adapters.lightning import LightningCallback
 from underwatt.adapters.tuner import Tuner
 from underwatt.device.registry import open_device
 from underwatt.errors import InputError, MissingExtraError, OutOfMemoryError
@@ -105,7 +105,9 @@ def fit(*callbacks: Callback, steps: int = 40, batch_size: int = 16, validate: b
 def test_a_training_under_a_budget_that_falls(tmp_path: Path) -> None:
     device = open_device("virtual:nano")
     before = dict(device.snapshot())
-    budget = BudgetCallback(budget_w=6, device=device, cost=COST, folder=tmp_path / "run", store=tmp_path / "store.db")
+    budget = LightningCallback(
+        budget_w=6, device=device, cost=COST, folder=tmp_path / "run", store=tmp_path / "store.db"
+    )
     watch = Watch(device)
     net = fit(budget, watch, At(100, lambda: post_budget(tmp_path / "run", "4W", "command")), steps=250)
 
@@ -150,7 +152,7 @@ def test_the_board_is_put_back_after(
 ) -> None:
     device = open_device("virtual:nano")
     before = dict(device.snapshot())
-    budget = BudgetCallback(budget_w=4, device=device, cost=COST, folder=tmp_path)
+    budget = LightningCallback(budget_w=4, device=device, cost=COST, folder=tmp_path)
     watch = Watch(device)
     on_sigint = signal.getsignal(signal.SIGINT)
     try:
@@ -168,7 +170,7 @@ def test_the_board_is_put_back_after(
 
 def test_a_step_is_one_of_the_optimizer(tmp_path: Path) -> None:
     device = open_device("virtual:nano")
-    fit(BudgetCallback(budget_w=6, device=device, cost=COST, folder=tmp_path), steps=40, accumulate_grad_batches=4)
+    fit(LightningCallback(budget_w=6, device=device, cost=COST, folder=tmp_path), steps=40, accumulate_grad_batches=4)
     record = read_log(tmp_path / "log.jsonl")
     assert record.start.job == "Net (18 parameters) in 4 parts"
     assert record.start.batch_sizes == (64,)
@@ -188,7 +190,7 @@ def fit_slowly(tmp_path: Path, slow_s: float, *callbacks: Callback, **more: Any)
             device.clock.sleep(slow_s)
 
     seed_everything(0, verbose=False)
-    budget = BudgetCallback(budget_w=6, device=device, cost=COST, folder=tmp_path / "run")
+    budget = LightningCallback(budget_w=6, device=device, cost=COST, folder=tmp_path / "run")
     trainer = Trainer(
         max_epochs=20,
         callbacks=[budget, *callbacks],
@@ -236,7 +238,7 @@ def test_validation_while_gradients_are_added_up_ends_when_it_ends(
     monkeypatch.setattr(Tuner, "testing", watched)
     saving = ModelCheckpoint(tmp_path, save_on_train_epoch_end=False)
     fit(
-        BudgetCallback(budget_w=6, device="virtual:nano", cost=COST),
+        LightningCallback(budget_w=6, device="virtual:nano", cost=COST),
         saving,
         Trains(),
         steps=12,
@@ -261,11 +263,11 @@ def test_what_cannot_be_held_is_said_before_the_first_step(tmp_path: Path) -> No
     device = open_device("virtual:nano")
     before = dict(device.snapshot())
     with pytest.raises(InputError, match="needs budget_w or budget"):
-        BudgetCallback(device=device)
+        LightningCallback(device=device)
     with pytest.raises(InputError, match="told what a step costs"):
-        fit(BudgetCallback(budget_w=6, device=device, folder=tmp_path / "run"))
+        fit(LightningCallback(budget_w=6, device=device, folder=tmp_path / "run"))
     with pytest.raises(OutOfMemoryError):
-        fit(BudgetCallback(budget_w=6, device=device, cost=COST), batch_size=1024)
+        fit(LightningCallback(budget_w=6, device=device, cost=COST), batch_size=1024)
     assert dict(device.snapshot()) == before
     assert running_runs() == ()
 
@@ -275,8 +277,8 @@ def test_a_batch_size_that_cannot_be_found_is_asked_for() -> None:
         def __iter__(self) -> Any:
             return iter([(torch.ones(16, 8), torch.ones(16, dtype=torch.long))] * 5)
 
-    def train(**more: Any) -> BudgetCallback:
-        budget = BudgetCallback(budget_w=6, device="virtual:nano", cost=COST, **more)
+    def train(**more: Any) -> LightningCallback:
+        budget = LightningCallback(budget_w=6, device="virtual:nano", cost=COST, **more)
         Trainer(
             max_epochs=1,
             callbacks=[budget],
@@ -293,7 +295,7 @@ def test_a_batch_size_that_cannot_be_found_is_asked_for() -> None:
 
 
 def test_each_training_has_a_folder_of_its_own(tmp_path: Path) -> None:
-    budget = BudgetCallback(budget_w=6, device="virtual:nano", cost=COST, folder=tmp_path / "run", name="mine")
+    budget = LightningCallback(budget_w=6, device="virtual:nano", cost=COST, folder=tmp_path / "run", name="mine")
     for _ in range(3):
         fit(budget, steps=3)
     for name in ("run", "run-2", "run-3"):
@@ -303,7 +305,7 @@ def test_each_training_has_a_folder_of_its_own(tmp_path: Path) -> None:
 
 
 def test_only_the_first_process_controls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    budget = BudgetCallback(budget_w=6, device="virtual:nano", cost=COST, folder=tmp_path / "run")
+    budget = LightningCallback(budget_w=6, device="virtual:nano", cost=COST, folder=tmp_path / "run")
     with monkeypatch.context() as patch:
         patch.setattr(Trainer, "is_global_zero", property(lambda _: False))
         fit(budget, steps=3)

@@ -18,7 +18,7 @@ from profile_helpers import COST
 from transformers import Trainer, TrainerCallback, TrainingArguments
 
 from underwatt.adapters.callback_base import CANNOT
-from underwatt.adapters.transformers import BudgetCallback
+from underwatt.adapters.transformers import TransformersCallback
 from underwatt.device.registry import open_device
 from underwatt.errors import InputError, MissingExtraError, OutOfMemoryError
 from underwatt.events import Measured, Noted, Progressed, Started
@@ -79,7 +79,7 @@ def test_a_training_under_a_budget_that_falls(tmp_path: Path) -> None:
     device = open_device("virtual:nano")
     before = dict(device.snapshot())
     seen: list[dict[str, str]] = []
-    budget = BudgetCallback(budget_w=6, device=device, cost=COST, folder=tmp_path / "run")
+    budget = TransformersCallback(budget_w=6, device=device, cost=COST, folder=tmp_path / "run")
     tuned = trainer(
         budget,
         At(20, lambda: seen.append(dict(device.snapshot()))),
@@ -129,7 +129,7 @@ def test_the_board_is_put_back_after(error: BaseException, outcome: str, tmp_pat
     device = open_device("virtual:nano")
     before = dict(device.snapshot())
     seen: list[dict[str, str]] = []
-    budget = BudgetCallback(budget_w=4, device=device, cost=COST, folder=tmp_path / "run")
+    budget = TransformersCallback(budget_w=4, device=device, cost=COST, folder=tmp_path / "run")
     made = trainer(
         budget, At(20, lambda: seen.append(dict(device.snapshot()))), At(25, lambda: fail(error)), folder=tmp_path
     )
@@ -144,7 +144,7 @@ def test_the_board_is_put_back_after(error: BaseException, outcome: str, tmp_pat
 
 
 def test_a_step_is_one_of_the_optimizer(tmp_path: Path) -> None:
-    budget = BudgetCallback(budget_w=6, device="virtual:nano", cost=COST, folder=tmp_path / "run", name="mine")
+    budget = TransformersCallback(budget_w=6, device="virtual:nano", cost=COST, folder=tmp_path / "run", name="mine")
     trainer(budget, folder=tmp_path, gradient_accumulation_steps=4).train()
     record = read_log(tmp_path / "run" / "log.jsonl")
     assert record.start.job == "mine in 4 parts"
@@ -166,7 +166,7 @@ def test_evaluation_and_saving_belong_to_no_step(tmp_path: Path) -> None:
             device.clock.sleep(slow_s)
             return super()._save_checkpoint(*args, **kwargs)
 
-    budget = BudgetCallback(budget_w=6, device=device, cost=COST, folder=tmp_path / "run")
+    budget = TransformersCallback(budget_w=6, device=device, cost=COST, folder=tmp_path / "run")
     plan = {"eval_strategy": "steps", "eval_steps": 50, "save_strategy": "steps", "save_steps": 60}
     trainer(budget, folder=tmp_path, steps=200, kind=Slow, **plan).train()
     record = read_log(tmp_path / "run" / "log.jsonl")
@@ -181,14 +181,14 @@ def test_what_cannot_be_held_is_said_before_the_first_step(tmp_path: Path) -> No
     device = open_device("virtual:nano")
     before = dict(device.snapshot())
     with pytest.raises(InputError, match="needs budget_w or budget"):
-        BudgetCallback(device=device)
+        TransformersCallback(device=device)
     with pytest.raises(InputError, match="told what a step costs"):
-        trainer(BudgetCallback(budget_w=6, device=device, folder=tmp_path / "run"), folder=tmp_path).train()
-    budget = BudgetCallback(budget_w=6, device=device, cost=COST, batch_size=1024)
+        trainer(TransformersCallback(budget_w=6, device=device, folder=tmp_path / "run"), folder=tmp_path).train()
+    budget = TransformersCallback(budget_w=6, device=device, cost=COST, batch_size=1024)
     with pytest.raises(OutOfMemoryError):
         trainer(budget, folder=tmp_path).train()
     late = trainer(folder=tmp_path)
-    late.add_callback(BudgetCallback(budget_w=6, device=device, cost=COST))
+    late.add_callback(TransformersCallback(budget_w=6, device=device, cost=COST))
     with pytest.raises(InputError, match="when that is made"):
         late.train()
     assert dict(device.snapshot()) == before
@@ -196,7 +196,7 @@ def test_what_cannot_be_held_is_said_before_the_first_step(tmp_path: Path) -> No
 
 
 def test_a_training_that_begins_again_has_a_folder_of_its_own(tmp_path: Path) -> None:
-    budget = BudgetCallback(budget_w=6, device="virtual:nano", cost=COST, folder=tmp_path / "run")
+    budget = TransformersCallback(budget_w=6, device="virtual:nano", cost=COST, folder=tmp_path / "run")
     again = trainer(budget, folder=tmp_path, steps=3)
     for _ in range(2):
         again.train()
@@ -210,7 +210,7 @@ def test_a_batch_size_that_the_trainer_halves_itself(tmp_path: Path) -> None:
     device = open_device("virtual:nano")
     before = dict(device.snapshot())
     errors = [RuntimeError("CUDA out of memory.")]
-    budget = BudgetCallback(budget_w=6, device=device, cost=COST, folder=tmp_path / "run")
+    budget = TransformersCallback(budget_w=6, device=device, cost=COST, folder=tmp_path / "run")
     stumbling = trainer(
         budget, At(5, lambda: fail(errors.pop()) if errors else None), folder=tmp_path, auto_find_batch_size=True
     )
@@ -224,7 +224,7 @@ def test_a_batch_size_that_the_trainer_halves_itself(tmp_path: Path) -> None:
 
 
 def test_only_the_first_process_controls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    budget = BudgetCallback(budget_w=6, device="virtual:nano", cost=COST, folder=tmp_path / "run")
+    budget = TransformersCallback(budget_w=6, device="virtual:nano", cost=COST, folder=tmp_path / "run")
     made = trainer(budget, folder=tmp_path, steps=3)
     monkeypatch.setattr(made, "is_world_process_zero", lambda: False)
     made.train()

@@ -1,6 +1,6 @@
 """A power budget for Lightning: one callback more for the ``Trainer``.
 
-trainer = Trainer(callbacks=[BudgetCallback(budget_w=10)])
+trainer = Trainer(callbacks=[LightningCallback(budget_w=10)])
 """
 
 # ruff: noqa: ARG002 - the signatures are Lightning's
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from lightning.pytorch import LightningModule, Trainer
 
 
-class BudgetCallback(FixedBatchBudget, Callback):
+class LightningCallback(FixedBatchBudget, Callback):
     """Holds a power budget while a Lightning ``Trainer`` fits; everything is put back when that ends, however it ends.
 
     It cannot change the batch size of a training under way, so it tunes the power mode and pauses only. A step is one

@@ -1,6 +1,6 @@
 """A power budget for Transformers: one callback more for the ``Trainer``.
 
-trainer = Trainer(model, args, train_dataset=data, callbacks=[BudgetCallback(budget_w=10)])
+trainer = Trainer(model, args, train_dataset=data, callbacks=[TransformersCallback(budget_w=10)])
 """
 
 # ruff: noqa: ARG002 - the signatures are those of Transformers
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from transformers.training_args import TrainingArguments
 
 
-class BudgetCallback(FixedBatchBudget, TrainerCallback):
+class TransformersCallback(FixedBatchBudget, TrainerCallback):
     """Holds a power budget while a Transformers ``Trainer`` trains; everything is put back when that ends, however.
 
     It cannot change the batch size of a training under way, so it tunes the power mode and pauses only. A step is one
@@ -62,7 +62,7 @@ class BudgetCallback(FixedBatchBudget, TrainerCallback):
             raise InputError(
                 "This callback was added to a Trainer that was made before, and would leave the device changed after "
                 "an error.",
-                hint="Give it to the Trainer when that is made: Trainer(…, callbacks=[BudgetCallback(…)]).",
+                hint="Give it to the Trainer when that is made: Trainer(…, callbacks=[TransformersCallback(…)]).",
             )
         self._loss = None
         if state.is_world_process_zero:

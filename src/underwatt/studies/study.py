@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from underwatt.errors import InputError
-from underwatt.studies.workers import Ended, InProcessPool, ProcessPool, RunSpec, Scored
+from underwatt.studies.workers import Ended, InProcessPool, ProcessPool, RunScored, RunSpec
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -132,7 +132,7 @@ class _Progress:
         self.running_since_s[spec] = time.monotonic()
         return spec
 
-    def scored(self, event: Scored) -> None:
+    def scored(self, event: RunScored) -> None:
         """A run under way has a new score."""
         self._report(event.spec, event.samples, event.score, "")
 

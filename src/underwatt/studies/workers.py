@@ -45,7 +45,7 @@ class RunSpec:
 
 
 @dataclass(frozen=True, slots=True)
-class Scored:
+class RunScored:
     """A run under way was scored."""
 
     spec: RunSpec
@@ -69,7 +69,7 @@ class InProcessPool:
     Used like ``ProcessPool``: start as many runs as there are workers, and wait for one to end.
     """
 
-    def __init__(self, job: Callable[[], Job], effort: Effort, on_scored: Callable[[Scored], None]) -> None:
+    def __init__(self, job: Callable[[], Job], effort: Effort, on_scored: Callable[[RunScored], None]) -> None:
         self._job, self._effort, self._on_scored = job, effort, on_scored
         self._next: tuple[RunSpec, float] | None = None
 
@@ -90,7 +90,7 @@ class InProcessPool:
                 spec.seed,
                 self._effort,
                 hopeless_samples=hopeless,
-                on_score=lambda samples, score: self._on_scored(Scored(spec, samples, score)),
+                on_score=lambda samples, score: self._on_scored(RunScored(spec, samples, score)),
             )
         except UnderwattError as exc:
             return Ended(spec, "failed", error=exc)
@@ -104,10 +104,15 @@ class ProcessPool:
     """Runs in worker processes that load the job by its address; each may be given a GPU of its own."""
 
     def __init__(
-        self, address: str, effort: Effort, on_scored: Callable[[Scored], None], workers: int, gpus: Sequence[str] = ()
+        self,
+        address: str,
+        effort: Effort,
+        on_scored: Callable[[RunScored], None],
+        workers: int,
+        gpus: Sequence[str] = (),
     ) -> None:
         self._effort, self._on_scored = effort, on_scored
-        self._events: queue.Queue[tuple[_Worker, Scored | Ended]] = queue.Queue()
+        self._events: queue.Queue[tuple[_Worker, RunScored | Ended]] = queue.Queue()
         # More processes than GPUs share them in turn.
         self._all = [_Worker(address, self._events, gpus[i % len(gpus)] if gpus else None) for i in range(workers)]
         self._idle = list(self._all)
@@ -121,7 +126,7 @@ class ProcessPool:
         while True:
             with contextlib.suppress(queue.Empty):
                 worker, event = self._events.get(timeout=_TURN_S)
-                if not isinstance(event, Scored):
+                if not isinstance(event, RunScored):
                     self._idle.append(worker)
                     return event
                 self._on_scored(event)
@@ -172,7 +177,7 @@ class _Worker:
     def _listen(self, spec: RunSpec, process: subprocess.Popen[bytes]) -> None:
         assert process.stdout is not None
         try:
-            while isinstance(event := pickle.load(process.stdout), Scored):  # noqa: S301 - from a process of ours
+            while isinstance(event := pickle.load(process.stdout), RunScored):  # noqa: S301 - from a process of ours
                 self._events.put((self, event))
         except (EOFError, pickle.UnpicklingError):  # it died, maybe in the middle of an event
             event = Ended(spec, "failed", error=self._died(process.wait()))

@@ -157,7 +157,7 @@ class AveragingSensor:
             self._milliamps[at] = max(0, round(step_ma * round(noisy_ma / step_ma)))
 
 
-class Watts(NamedTuple):
+class RailWatts(NamedTuple):
     """Watts by the part that draws them."""
 
     static: float
@@ -166,16 +166,16 @@ class Watts(NamedTuple):
     mem: float
 
     @classmethod
-    def of(cls, power: PowerParts) -> Watts:
+    def of(cls, power: PowerParts) -> RailWatts:
         """Of one mode, as plain numbers: a board looks at them many times a second."""
         return cls(float(power.static_w), float(power.gpu_w), float(power.cpu_w), float(power.mem_w))
 
 
-class Phase(NamedTuple):
+class StepPhase(NamedTuple):
     """A stretch of a step during which power is steady."""
 
     seconds: float
-    watts: Watts
+    watts: RailWatts
 
 
 class VirtualBoard:
@@ -193,9 +193,9 @@ class VirtualBoard:
         self._next_look_s = self.clock.now_s() + THROTTLE_PERIOD_S
         self._extra_w, self._slow_factor, self._ambient_c = 0.0, 1.0, ROOM_C
         self._random = Random(seed)
-        self._phases: dict[tuple[WorkloadCost, PowerMode, int], tuple[Phase, ...]] = {}
-        self._idle: dict[PowerMode, Watts] = {}
-        self._phase: Watts | None = None  # what the step under way draws now; none is idle
+        self._phases: dict[tuple[WorkloadCost, PowerMode, int], tuple[StepPhase, ...]] = {}
+        self._idle: dict[PowerMode, RailWatts] = {}
+        self._phase: RailWatts | None = None  # what the step under way draws now; none is idle
         self.temperature_c = ROOM_C + spec.thermal.resistance_c_per_w * self.power_w
         # The sensor has its own noise, so that reading its files more or less often changes no training step.
         self.sensor = AveragingSensor(spec.sensor, spec.rails, Random(seed + 1), self._rails_w())
@@ -214,7 +214,7 @@ class VirtualBoard:
         noise = self._random.gauss(1.0, POWER_NOISE)
         try:
             for seconds, (static, gpu, cpu, mem) in self._step_phases(cost, self.running, batch_size):
-                self._phase = Watts(static, noise * gpu, noise * cpu, noise * mem)
+                self._phase = RailWatts(static, noise * gpu, noise * cpu, noise * mem)
                 self.clock.advance(seconds * slow)
         finally:
             self._phase = None
@@ -314,10 +314,10 @@ class VirtualBoard:
     def _leakage(self, temperature_c: float) -> float:
         return max(0.5, 1.0 + self.spec.thermal.leakage_per_c * (temperature_c - REFERENCE_C))
 
-    def _watts_now(self) -> Watts:
+    def _watts_now(self) -> RailWatts:
         """What each part draws at this moment; another process is taken to draw on the GPU."""
         static, gpu, cpu, mem = self._phase or self._idle_watts(self.running)
-        return Watts(static * self._leakage(self.temperature_c), gpu + self._extra_w, cpu, mem)
+        return RailWatts(static * self._leakage(self.temperature_c), gpu + self._extra_w, cpu, mem)
 
     def _rails_w(self) -> list[float]:
         static, gpu, cpu, mem = self._watts_now()
@@ -334,26 +334,26 @@ class VirtualBoard:
         knobs = self.mode.knobs() | self.space.check(mode).knobs()
         return Clocks(*(np.asarray(float(knobs[name])) for name in ("cpu_cores", "cpu_mhz", "gpu_mhz", "mem_mhz")))
 
-    def _idle_watts(self, mode: PowerMode) -> Watts:
+    def _idle_watts(self, mode: PowerMode) -> RailWatts:
         if mode not in self._idle:
-            self._idle[mode] = Watts.of(idle_power(self.spec.physics.power, self._clocks(mode)))
+            self._idle[mode] = RailWatts.of(idle_power(self.spec.physics.power, self._clocks(mode)))
         return self._idle[mode]
 
-    def _step_phases(self, cost: WorkloadCost, mode: PowerMode, batch_size: int) -> tuple[Phase, ...]:
+    def _step_phases(self, cost: WorkloadCost, mode: PowerMode, batch_size: int) -> tuple[StepPhase, ...]:
         key = (cost, mode, batch_size)
         if key not in self._phases:
             times, power = self._model(cost, mode, batch_size)
-            self._phases[key] = _phases(times, Watts.of(power), self._idle_watts(mode))
+            self._phases[key] = _phases(times, RailWatts.of(power), self._idle_watts(mode))
         return self._phases[key]
 
 
-def _phases(times: StepTimes, mean: Watts, idle: Watts) -> tuple[Phase, ...]:
+def _phases(times: StepTimes, mean: RailWatts, idle: RailWatts) -> tuple[StepPhase, ...]:
     """A step as a wait for data, with GPU and memory idle, and work; the mean over both is the step's power."""
     step_s, work_s = float(times.step_s), float(times.work_s)
     wait_s = step_s - work_s
     if wait_s < STALL_WORTH_SEEING * step_s:
-        return (Phase(step_s, mean),)
+        return (StepPhase(step_s, mean),)
     more = step_s / work_s
     waiting = mean._replace(gpu=idle.gpu, mem=idle.mem)
     work = mean._replace(gpu=idle.gpu + (mean.gpu - idle.gpu) * more, mem=idle.mem + (mean.mem - idle.mem) * more)
-    return (Phase(wait_s, waiting), Phase(work_s, work))
+    return (StepPhase(wait_s, waiting), StepPhase(work_s, work))
