@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from underwatt.errors import InputError
-from underwatt.studies.workers import Ended, InProcessPool, ProcessPool, RunScored, RunSpec
+from underwatt.studies.workers import InProcessPool, ProcessPool, RunEnded, RunScored, RunSpec
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -136,7 +136,7 @@ class _Progress:
         """A run under way has a new score."""
         self._report(event.spec, event.samples, event.score, "")
 
-    def ended(self, event: Ended) -> None:
+    def ended(self, event: RunEnded) -> None:
         """A run came to an end; it is handed over before anything else."""
         self.took_s.append((event.spec, time.monotonic() - self.running_since_s.pop(event.spec)))
         if event.error is not None:

@@ -54,7 +54,7 @@ class RunScored:
 
 
 @dataclass(frozen=True, slots=True)
-class Ended:
+class RunEnded:
     """A run is over, or could not be made."""
 
     spec: RunSpec
@@ -77,7 +77,7 @@ class InProcessPool:
         """Note what is to be done: it is done while waiting for it."""
         self._next = (spec, hopeless_samples)
 
-    def wait(self) -> Ended:
+    def wait(self) -> RunEnded:
         """Make the run."""
         from underwatt.studies.proxy_training import train_to_target
 
@@ -93,8 +93,8 @@ class InProcessPool:
                 on_score=lambda samples, score: self._on_scored(RunScored(spec, samples, score)),
             )
         except UnderwattError as exc:
-            return Ended(spec, "failed", error=exc)
-        return Ended(spec, end.ended, end.run)
+            return RunEnded(spec, "failed", error=exc)
+        return RunEnded(spec, end.ended, end.run)
 
     def close(self) -> None:
         """Nothing goes on in the background."""
@@ -112,7 +112,7 @@ class ProcessPool:
         gpus: Sequence[str] = (),
     ) -> None:
         self._effort, self._on_scored = effort, on_scored
-        self._events: queue.Queue[tuple[_Worker, RunScored | Ended]] = queue.Queue()
+        self._events: queue.Queue[tuple[_Worker, RunScored | RunEnded]] = queue.Queue()
         # More processes than GPUs share them in turn.
         self._all = [_Worker(address, self._events, gpus[i % len(gpus)] if gpus else None) for i in range(workers)]
         self._idle = list(self._all)
@@ -121,7 +121,7 @@ class ProcessPool:
         """Give a run to an idle worker."""
         self._idle.pop().start(spec, self._effort, hopeless_samples)
 
-    def wait(self) -> Ended:
+    def wait(self) -> RunEnded:
         """Listen to all workers until a run ends."""
         while True:
             with contextlib.suppress(queue.Empty):
@@ -180,7 +180,7 @@ class _Worker:
             while isinstance(event := pickle.load(process.stdout), RunScored):  # noqa: S301 - from a process of ours
                 self._events.put((self, event))
         except (EOFError, pickle.UnpicklingError):  # it died, maybe in the middle of an event
-            event = Ended(spec, "failed", error=self._died(process.wait()))
+            event = RunEnded(spec, "failed", error=self._died(process.wait()))
         self._events.put((self, event))
 
     def _died(self, code: int) -> StepError:
