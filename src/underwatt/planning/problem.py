@@ -45,12 +45,17 @@ def allows_pauses(budget: Budget) -> bool:
     return budget.power_w is not None and budget.watts is Watts.MEAN
 
 
-def keeps(budget: Budget, drawn_w: ArrayLike, time_s: ArrayLike, energy_j: ArrayLike) -> NDArray[np.bool_]:
-    """Which settings keep every bound of a budget, by the watts that it bounds and what they take to the target."""
-    kept = np.ones(np.shape(time_s), dtype=bool)
+def keeps(
+    budget: Budget, drawn_w: Floats | float, time_s: Floats | float, energy_j: Floats | float
+) -> NDArray[np.bool_] | bool:
+    """Which settings keep every bound of a budget, by the watts that it bounds and what they take to the target.
+
+    Of one setting, given as numbers, without arrays: a run asks this many times a second.
+    """
+    kept: NDArray[np.bool_] | bool = True
     for most, taken in ((budget.power_w, drawn_w), (budget.deadline_s, time_s), (budget.energy_j, energy_j)):
         if most is not None:
-            kept &= np.asarray(taken) <= most * ROUNDING
+            kept = kept & (taken <= most * ROUNDING)
     return kept
 
 
