@@ -244,7 +244,7 @@ def test_every_figure_of_the_run_is_there_for_prometheus(served: Served, fake_ru
 def test_names_from_the_log_cannot_break_the_format() -> None:
     name = 'a"b\\c\nd{}'
     facts = {"phase": "running", "job": name, "device": name, "workload": name, "simulated": False}
-    families = list(text_string_to_metric_families(metrics_text(lambda: facts).decode()))
+    families = list(text_string_to_metric_families(metrics_text(facts).decode()))
     labels = next(family.samples[0].labels for family in families if family.name == "underwatt_run_info")
     assert labels["job"] == name
 

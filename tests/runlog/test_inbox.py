@@ -12,7 +12,7 @@ import pytest
 
 from underwatt.device.journal import state_dir
 from underwatt.errors import InputError
-from underwatt.runlog.inbox import Inbox, RunningRun, post_budget, register_run, run_folder, running_runs
+from underwatt.runlog.inbox import Inbox, post_budget, register_run, run_folder, running_runs
 
 
 def test_a_posted_budget_is_taken_once(tmp_path: Path) -> None:
@@ -101,7 +101,8 @@ def test_a_run_is_listed_while_it_lasts(tmp_path: Path) -> None:
     assert running_runs() == ()
     with register_run(tmp_path, "digits", "Nano") as warning:
         assert warning is None
-        assert running_runs() == (RunningRun(tmp_path, os.getpid(), "digits", "Nano"),)
+        [run] = running_runs()
+        assert (run.folder, run.pid, run.job, run.device) == (str(tmp_path), os.getpid(), "digits", "Nano")
         with register_run(tmp_path / "second", "digits", "Orin"):
             assert len(running_runs()) == 2
         assert len(running_runs()) == 1

@@ -74,8 +74,9 @@ class LogReader:
             self.error = str(exc)
             return False
         for event in events:
-            if isinstance(event, Started) and building.facts["phase"] != "waiting":
-                building = self._begin_anew()
+            if isinstance(event, Started) and building.facts["phase"] != "waiting":  # another run in the same folder
+                building, self._history = RunView(), None
+                self.view = building
             building.apply(event)
         more = byte != self._byte and byte < size
         self._byte = byte
@@ -93,11 +94,6 @@ class LogReader:
             return max(0.0, time.time() - self._log.stat().st_mtime)
         except OSError:
             return 0.0
-
-    def _begin_anew(self) -> RunView:
-        """Another run was begun in the same folder."""
-        self.view, self._history = RunView(), None
-        return self.view
 
     def _size(self) -> int:
         try:

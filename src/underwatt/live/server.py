@@ -29,7 +29,7 @@ from underwatt.live.view import STATES
 from underwatt.runlog.inbox import post_budget
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
     from pathlib import Path
 
     from prometheus_client.core import Metric
@@ -142,21 +142,9 @@ _TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".
 _EXAMPLE = 'Send JSON such as {"budget": "7W"}.'
 
 
-def make_app(feed: Feed, folder: Path) -> Starlette:
-    """The page of the run in a folder; who may see it is decided in front of it."""
-    pages = _Pages(feed, folder)
-    return Starlette(
-        routes=[
-            Route("/", pages.index),
-            Route("/assets/{name}", pages.asset),
-            Route("/state", pages.state),
-            Route("/budget", pages.budget, methods=["POST"]),
-            Route("/metrics", pages.metrics),
-        ]
-    )
-
-
 class _Pages:
+    """What is answered to who may see the page of the run in a folder."""
+
     def __init__(self, feed: Feed, folder: Path) -> None:
         self._feed = feed
         self._folder = folder
@@ -166,6 +154,11 @@ class _Pages:
             for item in resources.files("underwatt.live").joinpath("assets").iterdir()
             if item.name.endswith(tuple(_TYPES))
         }
+
+    def app(self) -> Starlette:
+        routes = {"/": self.index, "/assets/{name}": self.asset, "/state": self.state, "/metrics": self.metrics}
+        found = [Route(path, answer) for path, answer in routes.items()]
+        return Starlette(routes=[*found, Route("/budget", self.budget, methods=["POST"])])
 
     async def index(self, request: Request) -> Response:
         del request
@@ -208,7 +201,7 @@ class _Pages:
 
     async def metrics(self, request: Request) -> Response:
         del request
-        return Response(metrics_text(self._feed.facts), headers={"Content-Type": CONTENT_TYPE_LATEST})
+        return Response(metrics_text(self._feed.facts()), headers={"Content-Type": CONTENT_TYPE_LATEST})
 
     def _asset(self, name: str) -> Response:
         found = self._assets.get(name)
@@ -232,8 +225,7 @@ async def _short_body(request: Request) -> bytes | None:
 
 
 def _refused(status: int, error: str, hint: str) -> Response:
-    content: dict[str, Any] = {"error": error, "hint": hint}
-    return JSONResponse(content, status)
+    return JSONResponse({"error": error, "hint": hint}, status)
 
 
 _GAUGES = {
@@ -256,18 +248,16 @@ _PHASES = ("waiting", "running", "ended", "gone")
 
 
 class _Figures(Collector):
-    def __init__(self, facts: Callable[[], dict[str, Any]]) -> None:
+    def __init__(self, facts: dict[str, Any]) -> None:
         self._facts = facts
 
     def collect(self) -> Iterator[Metric]:
         """Every figure that is known."""
-        facts = self._facts()
-        for field, (name, words) in _GAUGES.items():
-            if facts.get(field) is not None:
-                yield GaugeMetricFamily(name, words, value=facts[field])
-        for field, (name, words) in _COUNTERS.items():
-            if facts.get(field) is not None:
-                yield CounterMetricFamily(name, words, value=facts[field])
+        facts = self._facts
+        for family, named in ((GaugeMetricFamily, _GAUGES), (CounterMetricFamily, _COUNTERS)):
+            for field, (name, words) in named.items():
+                if facts.get(field) is not None:
+                    yield family(name, words, value=facts[field])
         yield _one_of("underwatt_state", "What the controller does.", "state", STATES, facts.get("state"))
         yield _one_of("underwatt_phase", "Whether the run goes on.", "phase", _PHASES, facts["phase"])
         if "job" in facts:
@@ -276,7 +266,7 @@ class _Figures(Collector):
             yield InfoMetricFamily("underwatt_run", "Which run this is.", value=labels)
 
 
-def metrics_text(facts: Callable[[], dict[str, Any]]) -> bytes:
+def metrics_text(facts: dict[str, Any]) -> bytes:
     """All figures in the Prometheus text format."""
     registry = CollectorRegistry(auto_describe=False)
     registry.register(_Figures(facts))
@@ -303,7 +293,7 @@ class LiveServer:
         self._socket = _listen(port)
         self.port = int(self._socket.getsockname()[1])
         self.feed = Feed(LogReader(folder / "log.jsonl"))
-        app: Any = Guard(make_app(self.feed, folder), token=self.token, port=self.port)
+        app: Any = Guard(_Pages(self.feed, folder).app(), token=self.token, port=self.port)
         self._server = uvicorn.Server(
             uvicorn.Config(
                 app,

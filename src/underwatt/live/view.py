@@ -7,29 +7,17 @@ from bisect import bisect_right
 from collections import deque
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from underwatt import events
 from underwatt.budget import parse_budget
 from underwatt.errors import InputError
-from underwatt.events import (
-    BudgetChanged,
-    Ended,
-    Measured,
-    Noted,
-    Planned,
-    Progressed,
-    Readings,
-    Resumed,
-    Scored,
-    SettingChanged,
-    Started,
-)
 from underwatt.records import Status, to_json
 from underwatt.reports.run_figures import OUTCOMES
 from underwatt.reports.words import allowed
+from underwatt.runlog.record import TOLERANCE
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from underwatt.events import Event
     from underwatt.records import Measurement, Setting
 
     Row = list[float | None]
@@ -37,30 +25,36 @@ if TYPE_CHECKING:
 _BUDGETS = {"start": "Budget: {}.", "schedule": "Budget by the schedule: {}.", "changed": "Budget changed: {}."}
 
 
-def words_of(event: Event) -> str | None:
+def words_of(event: events.Event) -> str | None:
     """A line of the page's log; ``None`` for what only charts and figures show."""
     match event:
-        case Started():
+        case events.Started():
             return f"{event.job} on {event.device.name} began, with a budget of {event.budget}."
-        case Resumed():
+        case events.Resumed():
             return "The run goes on from its checkpoint."
-        case BudgetChanged():
+        case events.BudgetChanged():
             return _BUDGETS.get(event.why, "Budget: {}.").format(allowed(event))
-        case SettingChanged():
+        case events.SettingChanged():
             return f"{event.state.capitalize()}: {event.setting}{f' – {event.why}' if event.why else ''}"
-        case Measured():
+        case events.Measured():
             return f"Measured {event.measurement.setting}: {_found(event.measurement)}"
-        case Planned():
+        case events.Planned():
             return f"Chose {event.chosen}. {event.reason}".rstrip()
-        case Scored():
+        case events.Scored():
             aim = "" if event.target is None else f" of {event.target:g}"
             return f"Score {event.value:.4g}{aim} after {event.samples:,} samples."
-        case Noted():
+        case events.Noted():
             return event.text
-        case Ended():
+        case events.Ended():
             put_back = "the device is as it was before" if event.restored else "the device was NOT put back"
             return f"{_ended(event)}; {put_back}.{f' {event.error}' if event.error else ''}"
     return None
+
+
+def _level(event: events.Event) -> str:
+    if isinstance(event, events.Noted):
+        return event.level
+    return "warning" if isinstance(event, events.Ended) and event.outcome == "failed" else "info"
 
 
 def _found(measurement: Measurement) -> str:
@@ -72,13 +66,12 @@ def _found(measurement: Measurement) -> str:
     return f"{took} a step, {measurement.power_w:.2f} W{slowed}"
 
 
-def _ended(event: Ended) -> str:
+def _ended(event: events.Ended) -> str:
     return f"The run {OUTCOMES.get(event.outcome, 'ended')}"
 
 
 RECENT_S = 300
 WHOLE_BINS = 720
-TOLERANCE = 0.02  # a second is over budget when its mean is this share above it
 _KEEP_BUDGETS = 1000
 
 
@@ -225,22 +218,20 @@ class RunView:
         self.entry_count = 0
         self.unreadable = 0  # lines of a kind that is known, and of a shape that is not
 
-    def apply(self, event: Event | Readings | InputError) -> None:
+    def apply(self, event: events.Event | events.Readings | InputError) -> None:
         """Take in one line of the log; one that makes no sense is counted."""
         if isinstance(event, InputError):
             self.unreadable += 1
-        elif isinstance(event, Readings):
+        elif isinstance(event, events.Readings):
             self.trace.add(event.at_s, event.power_w)
             self._pass_time(max(event.at_s, default=0.0))
         else:
             self._pass_time(event.at_s)
             self._fold(event)
             if (text := words_of(event)) is not None:
-                level = "warning" if isinstance(event, Ended) and event.outcome == "failed" else "info"
-                level = event.level if isinstance(event, Noted) else level
                 self.entry_count += 1
-                entry = {"at_s": event.at_s, "kind": event.kind, "level": level, "text": text}
-                self.entries.append({"number": self.entry_count, **entry})
+                found = {"number": self.entry_count, "at_s": event.at_s, "kind": event.kind, "level": _level(event)}
+                self.entries.append(found | {"text": text})
 
     def ask(self, budget: str) -> None:
         """Remember a budget that was asked for until the run says what holds."""
@@ -267,32 +258,32 @@ class RunView:
     def _pass_time(self, at_s: float) -> None:
         self.facts["at_s"] = max(self.facts["at_s"], at_s)
 
-    def _fold(self, event: Event) -> None:
+    def _fold(self, event: events.Event) -> None:
         facts = self.facts
         match event:
-            case Started():
+            case events.Started():
                 self._start(event)
-            case Resumed():
+            case events.Resumed():
                 facts |= {"phase": "running", "pid": event.pid, "end": None, "time_left_s": None, "warning": None}
-            case BudgetChanged():
+            case events.BudgetChanged():
                 self._change_budget(event)
-            case SettingChanged():
+            case events.SettingChanged():
                 facts |= {"state": event.state, "why": event.why, "setting": _shown_setting(event.setting)}
-            case Measured():
+            case events.Measured():
                 facts["measured"] += 1
-            case Planned():
+            case events.Planned():
                 facts["reason"] = event.reason
-            case Progressed():
+            case events.Progressed():
                 facts |= {name: to_json(getattr(event, name)) for name in _CARRIED}
                 facts |= {"phase": "running", "state": event.state}
-            case Scored():
+            case events.Scored():
                 facts |= {"score": to_json(event.value), "target": event.target}
-            case Noted(level="warning"):
+            case events.Noted(level="warning"):
                 facts["warning"] = {"text": event.text, "at_s": event.at_s}
-            case Ended():
+            case events.Ended():
                 self._end(event)
 
-    def _start(self, event: Started) -> None:
+    def _start(self, event: events.Started) -> None:
         self.facts |= {
             "phase": "running",
             "job": event.job,
@@ -307,7 +298,7 @@ class RunView:
             "state": "searching",
         }
 
-    def _change_budget(self, event: BudgetChanged) -> None:
+    def _change_budget(self, event: events.BudgetChanged) -> None:
         self.trace.add_budget(event.at_s, event.power_w)
         self.facts["budget_w"] = event.power_w
         self.facts["budget_means"] = _means(event)
@@ -317,7 +308,7 @@ class RunView:
         if event.why == "changed":
             self.facts["asked"] = None
 
-    def _end(self, event: Ended) -> None:
+    def _end(self, event: events.Ended) -> None:
         self.facts |= {"samples": event.samples, "steps": event.steps}
         for name in ("energy_j", "score"):
             if (value := to_json(getattr(event, name))) is not None:
@@ -333,7 +324,7 @@ def _shown_setting(setting: Setting) -> dict[str, Any]:
     return {"batch_size": setting.batch_size, "knobs": knobs}
 
 
-def _means(event: BudgetChanged) -> str:
+def _means(event: events.BudgetChanged) -> str:
     """What the watts of a budget bound, where it is not simply their mean."""
     if event.watts == "peak":
         return "for peaks"

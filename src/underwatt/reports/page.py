@@ -14,17 +14,8 @@ from underwatt._imports import require
 from underwatt.reports import draw_plan, draw_run, tables
 
 if TYPE_CHECKING:
+    from underwatt.reports import figures
     from underwatt.reports.draw_plan import Drawing
-    from underwatt.reports.figures import (
-        Convergence,
-        EnergyBySetting,
-        Front,
-        HeatMap,
-        Parity,
-        PowerTrace,
-        Report,
-        Title,
-    )
 
 PAUSED = " Settings that draw more are shown as pauses between steps would hold them: at the budget, and slower."
 
@@ -52,7 +43,7 @@ class Section:
     data: str = ""
 
 
-def sections_of(report: Report) -> tuple[Section, ...]:
+def sections_of(report: figures.Report) -> tuple[Section, ...]:
     """The sections that the report has data for, in the order of reading."""
     simulated = report.title.simulated
     found = [
@@ -73,7 +64,7 @@ def sections_of(report: Report) -> tuple[Section, ...]:
     return tuple(section for section in found if section is not None)
 
 
-def _front(front: Front, simulated: bool) -> Section:
+def _front(front: figures.Front, simulated: bool) -> Section:
     return Section(
         "front",
         "Time and power",
@@ -88,7 +79,7 @@ def _front(front: Front, simulated: bool) -> Section:
     )
 
 
-def _maps(time_map: HeatMap | None, power_map: HeatMap | None, simulated: bool) -> Section | None:
+def _maps(time_map: figures.HeatMap | None, power_map: figures.HeatMap | None, simulated: bool) -> Section | None:
     if time_map is None or power_map is None:
         return None
     at = f" with {time_map.others_at}" if time_map.others_at else ""
@@ -107,7 +98,7 @@ def _maps(time_map: HeatMap | None, power_map: HeatMap | None, simulated: bool) 
     )
 
 
-def _convergence(found: Convergence) -> Section:
+def _convergence(found: figures.Convergence) -> Section:
     return Section(
         "convergence",
         "Convergence",
@@ -118,7 +109,7 @@ def _convergence(found: Convergence) -> Section:
     )
 
 
-def _parity(parity: Parity, simulated: bool) -> Section:
+def _parity(parity: figures.Parity, simulated: bool) -> Section:
     settings = [str(setting) for setting in parity.settings]
     plots = tuple(
         Plot(
@@ -141,7 +132,7 @@ def _parity(parity: Parity, simulated: bool) -> Section:
     )
 
 
-def _trace(trace: PowerTrace) -> Section:
+def _trace(trace: figures.PowerTrace) -> Section:
     key = "Grey are the readings, the strong line their mean, the dashes the budget; dots lie above it."
     if len(trace.at_s) < trace.readings:
         key += (
@@ -152,7 +143,7 @@ def _trace(trace: PowerTrace) -> Section:
     return Section("trace", "Power against the budget", trace.message, (plot,), key=key, data=tables.trace_table(trace))
 
 
-def _energy(report: Report) -> Section | None:
+def _energy(report: figures.Report) -> Section | None:
     over_time, spent = report.energy_over_time, report.energy_spent
     if over_time is None:
         return None
@@ -164,7 +155,7 @@ def _energy(report: Report) -> Section | None:
     return Section("energy", "Energy of the run", message, tuple(plots), data=tables.energy_table(over_time, spent))
 
 
-def _energy_by_setting(found: EnergyBySetting) -> Section:
+def _energy_by_setting(found: figures.EnergyBySetting) -> Section:
     return Section(
         "energy-by-setting",
         "Energy by setting",
@@ -174,7 +165,7 @@ def _energy_by_setting(found: EnergyBySetting) -> Section:
     )
 
 
-def render(report: Report) -> str:
+def render(report: figures.Report) -> str:
     """The report as one self-contained HTML file."""
     plotly_js = _inline(require("plotly.offline", extra="report").get_plotlyjs())
     own_js, style = _inline(_asset("report.js")), _asset("report.css")
@@ -206,13 +197,13 @@ def render(report: Report) -> str:
     )
 
 
-def _name(title: Title) -> str:
+def _name(title: figures.Title) -> str:
     simulated = " (simulated)" if title.simulated and "simulated" not in title.device else ""
     target = "" if title.target is None else f" to {title.target:g}"
     return f"{title.workload}{target} on {title.device}{simulated}: Underwatt report"
 
 
-def _header(report: Report) -> str:
+def _header(report: figures.Report) -> str:
     title, decision = report.title, report.decision
     happened = f'<p class="happened">{escape(report.happened)}</p>\n' if report.happened else ""
     chip = '<span class="chip">simulated device</span>' if title.simulated else ""
@@ -224,13 +215,13 @@ def _header(report: Report) -> str:
         f'<p class="about">{chip}{budget}<span>{escape(title.made_at)}</span></p>\n'
     )
     if decision is not None:
-        figures = "".join(
+        key_figures = "".join(
             f"<div><dt>{escape(f.name)}</dt><dd><strong>{escape(f.value)}</strong><span>{escape(f.detail)}</span></dd></div>"
             for f in decision.key_figures
         )
         text += (
             f'<section aria-labelledby="decision"><h2 id="decision" class="quiet">The decision</h2>\n'
-            f'<p class="decision">{escape(decision.sentence)}</p>\n{happened}<dl class="figures">{figures}</dl>\n'
+            f'<p class="decision">{escape(decision.sentence)}</p>\n{happened}<dl class="figures">{key_figures}</dl>\n'
             f'<p class="why">Why: {escape(decision.reason)}</p></section>\n'
         )
     else:
@@ -264,7 +255,7 @@ def _section(section: Section) -> str:
     return "".join([*parts, "</section>\n"])
 
 
-def _missing(report: Report) -> str:
+def _missing(report: figures.Report) -> str:
     if not report.missing:
         return ""
     items = "".join(

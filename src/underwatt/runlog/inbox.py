@@ -15,6 +15,7 @@ from underwatt._files import write_atomically
 from underwatt.budget import parse_watts
 from underwatt.device.journal import journal_folders, state_dir
 from underwatt.errors import InputError
+from underwatt.records import from_json, to_json
 from underwatt.runlog.log import has_ended
 
 if TYPE_CHECKING:
@@ -114,23 +115,18 @@ class Inbox:
 class RunningRun:
     """A run under way on this machine."""
 
-    folder: Path
+    folder: str
     pid: int
     job: str
     device: str
+    process_started: str | None
 
 
 @contextlib.contextmanager
 def register_run(folder: Path | str, job: str, device: str) -> Iterator[str | None]:
     """List a run as under way; gives a warning where that cannot be done, which is no reason not to train."""
     pid = os.getpid()
-    entry = {
-        "folder": str(Path(folder).absolute()),
-        "pid": pid,
-        "job": job,
-        "device": device,
-        "process_started": _process_started(pid),
-    }
+    entry = RunningRun(str(Path(folder).absolute()), pid, job, device, _process_started(pid))
     place = state_dir() / "runs"
     path, warning = place / f"{pid}.json", None
     for number in count(2):  # a process may train on several devices
@@ -139,7 +135,7 @@ def register_run(folder: Path | str, job: str, device: str) -> Iterator[str | No
         path = place / f"{pid}-{number}.json"
     try:
         place.mkdir(parents=True, exist_ok=True)
-        write_atomically(path, json.dumps(entry), shared=True)
+        write_atomically(path, json.dumps(to_json(entry)), shared=True)
     except OSError as exc:
         warning = f"This run cannot be listed in {place} ({exc.strerror}): name its folder to change its budget."
     try:
@@ -176,17 +172,15 @@ def run_folder(named: Path | str | None) -> Path:
     if len(found) > 1:
         listed = ", ".join(f"{one.folder} ({one.job})" for one in found)
         raise InputError(f"{len(found)} runs are under way.", hint=f"Choose one with --run: {listed}.")
-    return found[0].folder
+    return Path(found[0].folder)
 
 
 def _alive(path: Path) -> RunningRun | None:
     try:
-        entry = json.loads(path.read_text(encoding="utf-8"))
-        run = RunningRun(Path(entry["folder"]), int(entry["pid"]), str(entry["job"]), str(entry["device"]))
-        started = entry["process_started"]
-    except (OSError, ValueError, KeyError, TypeError):
+        run = from_json(RunningRun, json.loads(path.read_text(encoding="utf-8")))
+    except (OSError, ValueError, InputError):
         return None
-    return run if is_alive(run.pid) and _process_started(run.pid) == started else None
+    return run if is_alive(run.pid) and _process_started(run.pid) == run.process_started else None
 
 
 def is_alive(pid: int) -> bool:
