@@ -4,8 +4,7 @@ import math
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from underwatt.budget import Budget, Schedule, Watts, parse_budget, parse_watts
 from underwatt.errors import InputError

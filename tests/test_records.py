@@ -5,8 +5,7 @@ import math
 import pickle
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from underwatt.errors import DeviceBusyError, InputError, UnderwattError
 from underwatt.records import (

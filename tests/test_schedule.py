@@ -4,8 +4,7 @@ import math
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from underwatt.budget import DAY_S, Budget, Schedule, parse_budget, read_schedule
 from underwatt.errors import InputError

@@ -6,26 +6,36 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from underwatt.adapters.lightning import LightningCallback
-    from underwatt.adapters.transformers import TransformersCallback
-    from underwatt.adapters.tuner import Tuner, tune
-    from underwatt.api import converge, profile, read_run, report, report_figures, run
-    from underwatt.api.decide import check_forecast, forecast, plan
-    from underwatt.api.known import export, import_file
-    from underwatt.budget import Budget, Schedule
-    from underwatt.device.registry import devices, open_device
-    from underwatt.device.session import Session
-    from underwatt.device.session import restore_all as restore
-    from underwatt.device.session import set_and_leave as set_mode
-    from underwatt.errors import UnderwattError
-    from underwatt.jobs.cost import count_cost
-    from underwatt.jobs.job import Job
-    from underwatt.jobs.runs import RunOptions, RunResult
-    from underwatt.live import watch
-    from underwatt.planning.choice import Plan
-    from underwatt.records import Measurement, PowerMode, Profile, Setting
-    from underwatt.runlog.inbox import change_budget
-    from underwatt.store.store import Store
+    from underwatt.adapters.lightning import LightningCallback as LightningCallback
+    from underwatt.adapters.transformers import TransformersCallback as TransformersCallback
+    from underwatt.adapters.tuner import Tuner as Tuner, tune as tune
+    from underwatt.api import (
+        converge as converge,
+        profile as profile,
+        read_run as read_run,
+        report as report,
+        report_figures as report_figures,
+        run as run,
+    )
+    from underwatt.api.decide import check_forecast as check_forecast, forecast as forecast, plan as plan
+    from underwatt.api.known import export as export, import_file as import_file
+    from underwatt.budget import Budget as Budget, Schedule as Schedule
+    from underwatt.device.registry import devices as devices, open_device as open_device
+    from underwatt.device.session import Session as Session, restore as restore, set_mode as set_mode
+    from underwatt.errors import UnderwattError as UnderwattError
+    from underwatt.jobs.cost import count_cost as count_cost
+    from underwatt.jobs.job import Job as Job
+    from underwatt.jobs.runs import RunOptions as RunOptions, RunResult as RunResult
+    from underwatt.live import watch as watch
+    from underwatt.planning.choice import Plan as Plan
+    from underwatt.records import (
+        Measurement as Measurement,
+        PowerMode as PowerMode,
+        Profile as Profile,
+        Setting as Setting,
+    )
+    from underwatt.runlog.inbox import change_budget as change_budget
+    from underwatt.store.store import Store as Store
 
 __version__: str  # written once, in pyproject.toml, and read from what pip installed
 
@@ -40,7 +50,7 @@ _HOMES = {
     "api.known": ("export", "import_file"),
     "budget": ("Budget", "Schedule"),
     "device.registry": ("devices", "open_device"),
-    "device.session": ("Session",),
+    "device.session": ("Session", "restore", "set_mode"),
     "errors": ("UnderwattError",),
     "jobs.cost": ("count_cost",),
     "jobs.job": ("Job",),
@@ -51,55 +61,14 @@ _HOMES = {
     "runlog.inbox": ("change_budget",),
     "store.store": ("Store",),
 }
-_PLACES = {name: (module, name) for module, names in _HOMES.items() for name in names} | {
-    "restore": ("device.session", "restore_all"),
-    "set_mode": ("device.session", "set_and_leave"),
-}
+_PLACES = {name: module for module, names in _HOMES.items() for name in names}
 
-__all__ = [
-    "Budget",
-    "Job",
-    "LightningCallback",
-    "Measurement",
-    "Plan",
-    "PowerMode",
-    "Profile",
-    "RunOptions",
-    "RunResult",
-    "Schedule",
-    "Session",
-    "Setting",
-    "Store",
-    "TransformersCallback",
-    "Tuner",
-    "UnderwattError",
-    "__version__",
-    "change_budget",
-    "check_forecast",
-    "converge",
-    "count_cost",
-    "devices",
-    "export",
-    "forecast",
-    "import_file",
-    "open_device",
-    "plan",
-    "profile",
-    "read_run",
-    "report",
-    "report_figures",
-    "restore",
-    "run",
-    "set_mode",
-    "tune",
-    "watch",
-]
+__all__ = sorted((*_PLACES, "__version__"))
 
 
 def __getattr__(name: str) -> Any:
     if name in _PLACES:
-        module, attribute = _PLACES[name]
-        return getattr(import_module(f"underwatt.{module}"), attribute)
+        return getattr(import_module(f"underwatt.{_PLACES[name]}"), name)
     if name == "__version__":
         return import_module("importlib.metadata").version("underwatt")
     raise AttributeError(f"module 'underwatt' has no attribute {name!r}")

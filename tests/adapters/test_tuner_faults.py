@@ -17,7 +17,7 @@ import torch
 from run_world import HUGE, NET, Hurt, Numbers, found_mode, log_of, notes, train, tuned, virtual
 
 from underwatt.control.state import ControlOptions
-from underwatt.device.session import restore_all
+from underwatt.device.session import restore
 from underwatt.drivers.virtual.board import VirtualBoard
 from underwatt.drivers.virtual.boards import BOARDS
 from underwatt.drivers.virtual.sysfs import SysfsBoard
@@ -332,7 +332,7 @@ def test_after_kill_9_everything_can_be_put_back(tmp_path: Path) -> None:
     assert files(root) != before, "killed before it changed anything"
     assert log_of(folder).end is None
     assert running_runs() == ()
-    assert [error for _, error in restore_all()] == [None]
+    assert [error for _, error in restore()] == [None]
     assert files(root) == before
 
 

@@ -5,8 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from underwatt.budget import Budget
 from underwatt.control.knowledge import LARGEST_RELIEF, LEAP, Drift, Knowledge

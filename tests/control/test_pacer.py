@@ -8,8 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import assume, given, settings
-from hypothesis import strategies as st
+from hypothesis import assume, given, settings, strategies as st
 
 from underwatt.budget import Budget
 from underwatt.control.pacer import LONGEST_PAUSE_S, Pacer, can_hold

@@ -5,8 +5,7 @@ import random
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from underwatt.convergence.curve import fit_convergence, samples_to_target, targets_of
 from underwatt.errors import InputError

@@ -5,8 +5,7 @@ import os
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from underwatt.device import journal as journal_module
 from underwatt.device.journal import DeviceLock, Journal, journal_folders, pending, state_dir

@@ -14,7 +14,7 @@ from killable import Killable
 
 from underwatt.device.journal import Journal, state_dir
 from underwatt.device.registry import open_device
-from underwatt.device.session import Session, restore_all, set_and_leave
+from underwatt.device.session import Session, restore, set_mode
 from underwatt.drivers.jetson.device import JetsonDevice
 from underwatt.drivers.jetson.sysfs import Sysfs
 from underwatt.drivers.virtual.board import VirtualBoard
@@ -148,7 +148,7 @@ def test_what_cannot_be_put_back_stays_in_the_journal(
         session.apply(device.space.lowest)
         monkeypatch.setattr(device, "restore", refuse)
     assert len(journals()) == 1
-    assert [error for _, error in restore_all()] == [None]
+    assert [error for _, error in restore()] == [None]
     assert files(root) == before
 
 
@@ -170,9 +170,9 @@ def test_a_corrupt_journal_stops_the_session_and_stays(device: JetsonDevice) -> 
     with pytest.raises(JournalError, match="damaged"), Session(device):
         pass
     assert journal.path.read_text() == "garbage"
-    [(_, error)] = restore_all()
+    [(_, error)] = restore()
     assert isinstance(error, JournalError)
-    assert [error for _, error in restore_all(discard=True)] == [None]
+    assert [error for _, error in restore(discard=True)] == [None]
     assert not journal.exists()
     with Session(device):
         pass
@@ -180,37 +180,37 @@ def test_a_corrupt_journal_stops_the_session_and_stays(device: JetsonDevice) -> 
 
 def test_set_outlives_sessions_and_restore_brings_the_first_state_back(device: JetsonDevice, root: Path) -> None:
     before = files(root)
-    set_and_leave(device, device.space.lowest)
+    set_mode(device, device.space.lowest)
     once = files(root)
     with Session(device) as session:
         session.apply(device.space.highest)
     assert files(root) == once
-    set_and_leave(device, device.space[3])
-    assert [error for _, error in restore_all()] == [None]
+    set_mode(device, device.space[3])
+    assert [error for _, error in restore()] == [None]
     assert files(root) == before
-    assert restore_all() == []
+    assert restore() == []
 
 
 def test_set_after_a_killed_session_keeps_the_state_before_it(device: JetsonDevice, root: Path) -> None:
     before = files(root)
     Journal.of(device.info, "session", state_dir()).write(device.info, device.snapshot())
     device.apply(device.space.highest)  # what a killed session had set
-    set_and_leave(device, device.space.lowest)
-    restore_all()
+    set_mode(device, device.space.lowest)
+    restore()
     assert files(root) == before
 
 
 def test_a_set_that_fails_leaves_no_trace(device: JetsonDevice, root: Path) -> None:
     before = files(root)
     with pytest.raises(ModeError):
-        set_and_leave(device, PowerMode(gpu_mhz=99_999))
+        set_mode(device, PowerMode(gpu_mhz=99_999))
     assert journals() == []
-    set_and_leave(device, device.space.lowest)
+    set_mode(device, device.space.lowest)
     kept = files(root)
     with pytest.raises(ModeError):
-        set_and_leave(device, PowerMode(gpu_mhz=99_999))
+        set_mode(device, PowerMode(gpu_mhz=99_999))
     assert files(root) == kept
-    restore_all()
+    restore()
     assert files(root) == before
 
 
@@ -219,9 +219,9 @@ def test_a_journal_that_cannot_be_finished_can_be_given_up(device: JetsonDevice,
     journal.write(device.info, {"sys/class/devfreq/gone/max_freq": "1\n"})
     with pytest.raises(ApplyError, match="--discard"), Session(device):
         pass
-    [(_, error)] = restore_all()
+    [(_, error)] = restore()
     assert "--discard" in str(error)
-    [(name, error)] = restore_all(discard=True)
+    [(name, error)] = restore(discard=True)
     assert error is None
     assert "given up" in name
     with Session(device):
@@ -231,7 +231,7 @@ def test_a_journal_that_cannot_be_finished_can_be_given_up(device: JetsonDevice,
 def test_a_device_in_use_is_not_given_up(device: JetsonDevice, root: Path) -> None:
     with Session(device) as session:
         session.apply(device.space.lowest)
-        [(_, error)] = restore_all(discard=True)
+        [(_, error)] = restore(discard=True)
         assert isinstance(error, DeviceBusyError)
         assert len(journals()) == 1
 
@@ -242,7 +242,7 @@ def test_a_journal_of_a_device_that_is_gone_is_an_error_and_stays(device: Jetson
     def gone(_: str) -> JetsonDevice:
         raise UnderwattError("It is gone.")
 
-    [(name, error)] = restore_all(open_address=gone)
+    [(name, error)] = restore(open_address=gone)
     assert device.info.name in name
     assert "It is gone." in str(error)
     assert len(journals()) == 1
@@ -271,7 +271,7 @@ def test_kill_9_at_50_random_moments_always_restores(root: Path) -> None:
             if seed % 10 == 0:
                 subprocess.run([sys.executable, "-m", "underwatt", "restore"], check=True, capture_output=True)
             else:
-                restore_all()
+                restore()
             restored += files(root) == before
     assert restored == 50
     assert changed >= 10, "the kills came too late to prove anything"

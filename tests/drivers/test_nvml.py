@@ -7,7 +7,7 @@ import pynvml
 import pytest
 from fake_nvml import FakeNvml
 
-from underwatt.device.session import Session, restore_all, set_and_leave
+from underwatt.device.session import Session, restore, set_mode
 from underwatt.drivers import nvml as nvml_module
 from underwatt.drivers.nvml import NvmlBackend, NvmlDevice
 from underwatt.errors import ApplyError, DeviceError, NoDeviceError, NotPermittedError, SensorError
@@ -156,29 +156,29 @@ def test_throttling_has_reasons_and_the_power_limit_is_none(library: FakeNvml) -
 def test_restoring_leaves_alone_what_was_not_locked_here(library: FakeNvml, tmp_path: Path) -> None:
     library.gpu_lock = (900, 900)  # somebody else's lock, which NVML cannot show
     mode = PowerMode(power_limit_w=150)
-    set_and_leave(NvmlDevice("0", nvml=library), mode, tmp_path)
+    set_mode(NvmlDevice("0", nvml=library), mode, tmp_path)
     assert library.limit_mw == 150_000
-    [(_, error)] = restore_all(tmp_path, open_address=lambda _: NvmlDevice("0", nvml=library))
+    [(_, error)] = restore(tmp_path, open_address=lambda _: NvmlDevice("0", nvml=library))
     assert error is None
     assert library.gpu_lock == (900, 900)
     assert library.limit_mw == 250_000
 
 
 def test_another_process_unlocks_what_was_locked(library: FakeNvml, tmp_path: Path) -> None:
-    set_and_leave(NvmlDevice("0", nvml=library), PowerMode(gpu_mhz=1200), tmp_path)
-    set_and_leave(NvmlDevice("0", nvml=library), PowerMode(mem_mhz=405), tmp_path)
+    set_mode(NvmlDevice("0", nvml=library), PowerMode(gpu_mhz=1200), tmp_path)
+    set_mode(NvmlDevice("0", nvml=library), PowerMode(mem_mhz=405), tmp_path)
     assert (library.gpu_lock, library.mem_lock) == ((1200, 1200), (405, 405))
-    restore_all(tmp_path, open_address=lambda _: NvmlDevice("0", nvml=library))
+    restore(tmp_path, open_address=lambda _: NvmlDevice("0", nvml=library))
     assert library.gpu_lock is library.mem_lock is None
 
 
 def test_a_user_who_may_not_unlock_keeps_the_journal(library: FakeNvml, tmp_path: Path) -> None:
-    set_and_leave(NvmlDevice("0", nvml=library), PowerMode(gpu_mhz=1200), tmp_path)
+    set_mode(NvmlDevice("0", nvml=library), PowerMode(gpu_mhz=1200), tmp_path)
     library.failing["nvmlDeviceResetGpuLockedClocks"] = pynvml.NVML_ERROR_NO_PERMISSION
-    [(_, error)] = restore_all(tmp_path, open_address=lambda _: NvmlDevice("0", nvml=library))
+    [(_, error)] = restore(tmp_path, open_address=lambda _: NvmlDevice("0", nvml=library))
     assert isinstance(error, NotPermittedError)
     del library.failing["nvmlDeviceResetGpuLockedClocks"]
-    [(_, error)] = restore_all(tmp_path, open_address=lambda _: NvmlDevice("0", nvml=library))
+    [(_, error)] = restore(tmp_path, open_address=lambda _: NvmlDevice("0", nvml=library))
     assert error is None
     assert library.gpu_lock is None
 

@@ -12,8 +12,7 @@ import time
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from underwatt.errors import JobError, OutOfMemoryError, StepError
 from underwatt.jobs.command import (

@@ -6,8 +6,7 @@ from itertools import islice
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from tiny_job import Listed, make, points
 
 from underwatt.errors import InputError

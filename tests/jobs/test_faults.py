@@ -6,8 +6,7 @@ import weakref
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from underwatt.errors import JobError, OutOfMemoryError, StepError
 from underwatt.jobs.faults import call_job, does_not_fit, kernel_oom_kills, says_out_of_memory

@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from killable import Killable
 from profile_child import settings as child_settings
 from profile_helpers import COST, INFO, simulated, virtual

@@ -7,8 +7,7 @@ from dataclasses import replace
 import numpy as np
 import planning_world as world
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from underwatt.budget import Budget, parse_budget
 from underwatt.errors import BudgetError, InputError

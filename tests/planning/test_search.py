@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import planning_world as world
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from underwatt.budget import Budget, parse_budget
 from underwatt.errors import BudgetError, InputError

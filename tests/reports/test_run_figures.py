@@ -10,8 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import report_world as world
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from underwatt.budget import parse_budget
 from underwatt.events import BudgetChanged, Expected, Planned, SettingChanged

@@ -4,8 +4,7 @@ import csv
 from typing import TYPE_CHECKING
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from test_store import DEVICE, WORKLOAD, measurements
 
 from underwatt.errors import InputError

@@ -10,8 +10,7 @@ from multiprocessing.synchronize import Barrier
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from underwatt.errors import StoreError
 from underwatt.records import (

@@ -16,8 +16,15 @@ from underwatt.control.as_you_go import comparable, measure_as_you_go
 from underwatt.device.base import HasStockModes, permitted_space
 from underwatt.errors import InputError, MissingExtraError, PredictError
 from underwatt.events import Noted
-from underwatt.planning.choice import RISK, Interval, Plan, choose_measured, choose_setting, front
-from underwatt.planning.choice import forecast as predict_candidates
+from underwatt.planning.choice import (
+    RISK,
+    Interval,
+    Plan,
+    choose_measured,
+    choose_setting,
+    forecast as predict_candidates,
+    front,
+)
 from underwatt.planning.problem import Goal, Problem
 from underwatt.predict.base import Z90, SettingArray, load_predictor
 from underwatt.predict.design import fits_memory

@@ -113,7 +113,7 @@ def _finish_killed(device: Device, folders: tuple[Path, ...]) -> bool:
     return bool(left)
 
 
-def set_and_leave(device: Device, mode: PowerMode, folder: Path | None = None) -> None:
+def set_mode(device: Device, mode: PowerMode, folder: Path | None = None) -> None:
     """Set a mode that outlives this process; the first state found is kept for ``underwatt restore``."""
     folders = (folder,) if folder else journal_folders()
     lock = DeviceLock(device.info, folder)
@@ -139,7 +139,7 @@ def set_and_leave(device: Device, mode: PowerMode, folder: Path | None = None) -
         lock.release()
 
 
-def restore_all(
+def restore(
     folder: Path | None = None, *, discard: bool = False, open_address: Callable[[str], Device] = open_device
 ) -> list[tuple[str, UnderwattError | None]]:
     """Finish every journal; returns what each was for, and the error where it could not be finished.

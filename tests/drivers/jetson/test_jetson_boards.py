@@ -4,8 +4,7 @@ from typing import TYPE_CHECKING
 
 import jetson_trees as trees
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from underwatt.drivers.jetson.boards import (
     CONF_FILE,

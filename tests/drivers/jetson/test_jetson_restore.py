@@ -8,8 +8,7 @@ from typing import Any
 
 import jetson_trees as trees
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from underwatt.drivers.jetson.device import JetsonDevice
 from underwatt.errors import ApplyError, NotPermittedError

@@ -5,8 +5,7 @@ import os
 from typing import TYPE_CHECKING
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from underwatt.drivers.jetson.sysfs import Presence, Sysfs, write_range
 from underwatt.errors import ApplyError, NotPermittedError, SensorError

@@ -4,8 +4,7 @@ import time
 from random import Random
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from virtual_costs import IMAGENET, SMALL, STARVED
 
 from underwatt.drivers.virtual.board import AveragingSensor, VirtualBoard, VirtualClock
