@@ -104,7 +104,7 @@ def test_out_of_memory_goes_back_to_the_last_good_batch_size() -> None:
         assert setting is not None
         after = run.controller.out_of_memory(setting.batch_size)
         assert after.batch_size < setting.batch_size
-        assert any(m.setting == after for m in run.controller.measurements())
+        assert any(m.setting == after for m in run.controller.knowledge.measurements())
         before = len(run.said("setting"))
         run.train(40)
         assert all(event.setting.batch_size < setting.batch_size for event in run.said("setting")[before:])

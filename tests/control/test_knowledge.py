@@ -79,7 +79,6 @@ def test_a_leap_is_the_devices_alone_and_known_at_once(share: float) -> None:
     assert knowledge.observe(at(600, 8), 8.0 * (1 + share), math.nan, 0.5)
     assert knowledge.drift.extra_w == pytest.approx(8.0 * share)
     assert knowledge.of(at(600, 8)).power_w == 8.0  # type: ignore[union-attr]
-    assert knowledge.effective_w(10.0) == pytest.approx(max(10.0 - 8.0 * share, 1e-3))
 
 
 @given(st.floats(0.15, 2.0), st.floats(-0.03, 0.03))

@@ -76,7 +76,7 @@ def test_it_says_what_was_given() -> None:
 def test_the_inbox_is_looked_at_a_few_times_a_second(tmp_path: Path) -> None:
     live = LiveBudget(Budget(power_w=10.0))
     assert not live.poll(0.0)
-    live.listen(Inbox(tmp_path))
+    live.inbox = Inbox(tmp_path)
     assert not live.poll(0.0)
     post_budget(tmp_path, "7W", "command")
     assert not live.poll(POLL_S / 2), "looked too soon"

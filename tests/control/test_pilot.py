@@ -34,7 +34,7 @@ def test_progress_is_told_about_once_a_second(tmp_path: Path) -> None:
     with make(virtual(), tmp_path) as pilot:
         train(pilot, 30, loss=0.25)
         pilot.scored(0.5, 0.9)
-        pilot.ends("reached")
+        pilot.outcome = "reached"
         samples, steps = pilot.samples, pilot.steps
     log = read_log(tmp_path / "log.jsonl")
     progress = log.of(Progressed)

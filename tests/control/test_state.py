@@ -252,7 +252,7 @@ class OnABoard(RuleBasedStateMachine):
             return
         assert controller.setting.batch_size < self.too_large
         if controller.phase is not Phase.SEARCHING:
-            assert controller.setting in [m.setting for m in controller.measurements()]
+            assert controller.setting in [m.setting for m in controller.knowledge.measurements()]
             assert controller._measuring is None
 
     def teardown(self) -> None:

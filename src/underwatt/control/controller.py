@@ -68,9 +68,9 @@ class Controller:
         now_s = self._begun_here_s = self._now_s()
         self._begun_s = now_s if begun_s is None else begun_s
         self._most_j = math.inf if live.budget.energy_j is None else live.budget.energy_j
-        self._knowledge = Knowledge(problem, known)
+        self.knowledge = Knowledge(problem, known)
         margin = READ_MARGIN if session.device.read_power().energy_j is None else COUNTED_MARGIN
-        room = Headroom(problem, live, self._knowledge, margin, may_pause=can_pause)
+        room = Headroom(problem, live, self.knowledge, margin, may_pause=can_pause)
         self.state = ControlState(room, changed_s=now_s, level_s=now_s)
         self._search = LevelSearch(room, self._options, known, references)
         self._settling = Settling()
@@ -134,7 +134,7 @@ class Controller:
         self._take(Measurement(replace(self.setting, batch_size=batch_size), status=Status.OUT_OF_MEMORY))
         self._measuring = None
         self._note("warning", f"Batch size {batch_size} does not fit into memory; it is not tried again.")
-        if self._knowledge.measurements():
+        if self.knowledge.measurements():
             self._use_best(Phase.HOLDING, "the last good batch size")
         else:
             self._seek()
@@ -192,10 +192,6 @@ class Controller:
         """Expected from the setting in use; inf while nothing is known."""
         return self.state.room.expected_s(self.setting) * (1 - self._share_done)
 
-    def measurements(self) -> tuple[Measurement, ...]:
-        """All that is known, drift taken out."""
-        return self._knowledge.measurements()
-
     # Looking
 
     def _look(self, now_s: float) -> None:
@@ -207,11 +203,11 @@ class Controller:
         try:
             if self._measuring is not None:
                 self._follow_measurement(now_s)
-            elif self._is_to_be_watched(now_s):
+            elif control.is_watch_due(self.state, now_s):
                 self.state = replace(self.state, next_watch_s=now_s + self._options.short_s)
                 self._watch(now_s)
-        except SensorError:  # a reading failed on the way, and others came after it
-            self._measure_anew()
+        except SensorError:  # a reading failed on the way, and others came after it: measure anew
+            self._measuring = None
             return
         if self._pacer.short_s > self._options.short_of_s:
             self._cannot_hold(now_s)
@@ -220,10 +216,6 @@ class Controller:
             level_ends_s = self._begun_s + self._live.next_change_s(elapsed_s)
             if control.may_search(self.state, now_s, level_ends_s) and not self._search.is_done(self.state.room):
                 self._seek()
-
-    def _is_to_be_watched(self, now_s: float) -> bool:
-        state = self.state
-        return state.room.watches and state.phase is not Phase.SEARCHING and now_s >= state.next_watch_s
 
     def _cannot_hold(self, now_s: float) -> None:
         """Pauses draw more than the budget: wait, at the setting that draws least, until more is allowed."""
@@ -255,7 +247,7 @@ class Controller:
             before, self.state, self._measuring.so_far, changed=changed
         ):
             return
-        if self._knowledge.measurements():
+        if self.knowledge.measurements():
             self._measuring = None
             self._use_best(Phase.HOLDING, f"the budget is {watts:g} W now")
 
@@ -266,7 +258,7 @@ class Controller:
         self.state, found = control.look_at_sensor(self.state, now_s, read_s, self._meter.failure, self._options)
         if found is SensorFinding.BACK:
             self._note("info", "Power can be read again.")
-            self._measure_anew()
+            self._measuring = None  # anew with the next step
         elif found is SensorFinding.FAILED:
             error = self._meter.failure or control.silence(now_s, read_s)
             self._note("warning", f"{error} Holding the last safe setting.")
@@ -276,8 +268,8 @@ class Controller:
 
     def _watch(self, now_s: float) -> None:
         """Compare what is measured with what is known of the setting in use."""
-        known = self._knowledge.of(self.setting) if self.setting else None
-        if known is None or not control.is_watched(self.state, now_s, self._options):
+        known = self.knowledge.of(self.setting) if self.setting else None
+        if known is None or now_s < self.state.valid_s + self._options.short_s:
             return
         is_back = control.is_back(self.state, now_s, self._options)
         if self._is_exceeded(known, now_s) or self._has_drifted(known, now_s):
@@ -293,12 +285,12 @@ class Controller:
         since_s = now_s - short_s
         peak_w = max((one.power_w for one in self._meter.readings_after(since_s)), default=0.0) if peak else 0.0
         power_w = math.nan if self.state.last_pause_s >= since_s else mean_reading_w(self._meter, since_s)
-        found = control.excess(self.state, known, self._knowledge, power_w, peak_w, peak=peak)
+        found = control.excess(self.state, known, self.knowledge, power_w, peak_w, peak=peak)
         if found is Excess.PEAK:
-            self._knowledge.saw_peak(known.setting, peak_w)
+            self.knowledge.saw_peak(known.setting, peak_w)
             self._use_best(Phase.CORRECTING, f"{peak_w:.2f} W were read")
         elif found is Excess.LEAP:
-            self._knowledge.observe(known.setting, power_w, math.nan, short_s)
+            self.knowledge.observe(known.setting, power_w, math.nan, short_s)
             self.state = replace(self.state, step_time_from_s=now_s + 2 * self._options.long_s)
             self._correct(power_w)
         return found is not Excess.NONE
@@ -312,7 +304,7 @@ class Controller:
         seen = seen_steps(self._meter, now_s - long_s, self.state.room.idle_w)
         if math.isfinite(seen.step_s):
             self.state = replace(self.state, step_time_from_s=-math.inf)
-        if self._knowledge.observe(known.setting, seen.power_w, seen.step_s, long_s, seen.blur_w):
+        if self.knowledge.observe(known.setting, seen.power_w, seen.step_s, long_s, seen.blur_w):
             self._correct(seen.power_w)
             return True
         if math.isfinite(seen.power_w):
@@ -321,7 +313,7 @@ class Controller:
 
     def _correct(self, power_w: float) -> None:
         """The device has changed: plan again with what is left of the budget."""
-        drift, self.state = self._knowledge.drift, control.drifted(self.state, self._now_s())
+        drift, self.state = self.knowledge.drift, control.drifted(self.state, self._now_s())
         what = f"{drift.extra_w:+.2f} W and {drift.slow_factor:.2f}× the time of when its settings were measured"
         self._note("info", f"The device has drifted to {what}; planning again.")
         self._set_pace()
@@ -350,11 +342,6 @@ class Controller:
         precision = options.measure if room.has_knobs else options.measure_paused
         return Measuring(self._session.device, self._meter, self.setting, now_s, precision, self._settling, room.idle_w)
 
-    def _measure_anew(self) -> None:
-        """Start the measurement under way again with the next step."""
-        if self.phase is Phase.SEARCHING:
-            self._measuring = None
-
     def _follow_measurement(self, now_s: float) -> None:
         assert self._measuring is not None
         room = self.state.room
@@ -370,8 +357,8 @@ class Controller:
 
     def _take(self, measurement: Measurement) -> None:
         self._tell(Measured(measurement=measurement))
-        corrected = self._knowledge.drift.seen_from(measurement)
-        self._knowledge.add(corrected)
+        corrected = self.knowledge.drift.seen_from(measurement)
+        self.knowledge.add(corrected)
         self._search.tell(corrected)
 
     def _seek(self) -> None:
@@ -393,7 +380,7 @@ class Controller:
             return
         if room.can_pause and not room.has_knobs:
             self._note("warning", "One step draws much of what 5 s allow: the mean swings. Offer smaller batch sizes.")
-        elif self._search.has_ended_once:
+        elif self._search.done_w:
             self._note("warning", error.message)
         else:
             raise error
@@ -408,11 +395,11 @@ class Controller:
     def _best(self, least_gain: float) -> Setting | None:
         room = self.state.room
         problem, highest_mhz = room.problem(), self.state.throttle.highest_mhz
-        best = self._knowledge.best(problem, highest_mhz) or self._knowledge.best(problem)
+        best = self.knowledge.best(problem, highest_mhz) or self.knowledge.best(problem)
         if best is None:
             return None
         if least_gain and self.setting is not None:
-            now = self._knowledge.outcome(self.setting, problem)
+            now = self.knowledge.outcome(self.setting, problem)
             if now is not None and now.fits and best.time_s > (1 - least_gain) * now.time_s:
                 return None
         thrifty = room.within_energy(self._elapsed_s(), self.energy_j, 1 - self._share_done) if best.fits else None
@@ -440,7 +427,7 @@ class Controller:
             self._session.apply(setting.mode)
         except (ApplyError, ModeError, NotPermittedError) as exc:
             self._note("warning", f"{setting.mode} cannot be set: {exc}")
-            self._knowledge.refuse(setting.mode)
+            self.knowledge.refuse(setting.mode)
             self.state = replace(self.state, refused=self.state.refused + 1)
             if before is None and self.state.refused >= MOST_REFUSED:
                 raise
@@ -451,21 +438,21 @@ class Controller:
 
     def _expect(self, setting: Setting, now_s: float) -> None:
         """What the next steps are reckoned to draw and take, and from when on readings tell of them."""
-        usual_s, expected_w, newest = self._knowledge.step_s(setting), self._busy_w(setting), self._meter.newest
+        usual_s, expected_w, newest = self.knowledge.step_s(setting), self._busy_w(setting), self._meter.newest
         valid_s, blind_until_s = now_s + self._options.lag_s, -math.inf
-        if self._knowledge.of(setting) is not None and expected_w is not None and newest is not None:
+        if self.knowledge.of(setting) is not None and expected_w is not None and newest is not None:
             valid_s = blind_until_s = now_s + self._settling.seconds(newest.power_w - expected_w, expected_w)
         self.state = replace(self.state, changed_s=now_s, usual_step_s=usual_s, valid_s=valid_s)
         self._pacer.expect(expected_w, usual_s or math.nan, blind_until_s)
 
     def _busy_w(self, setting: Setting) -> float | None:
         """What a step is reckoned to draw; where pauses are all there is, too much rather than too little."""
-        known, room = self._knowledge.of(setting), self.state.room
+        known, room = self.knowledge.of(setting), self.state.room
         if known is not None:
-            return self._knowledge.expected_w(known)
+            return self.knowledge.expected_w(known)
         if room.has_knobs or not room.can_pause:
             return None
-        highest_w = max((m.power_w for m in self._knowledge.measurements()), default=0.0)
+        highest_w = max((m.power_w for m in self.knowledge.measurements()), default=0.0)
         return max(CAUTION * self.budget_w, highest_w)
 
     def _set_pace(self) -> None:

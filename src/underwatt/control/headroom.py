@@ -67,11 +67,6 @@ class Headroom:
         return self.may_pause and allows_pauses(self.live.budget)
 
     @property
-    def watches(self) -> bool:
-        """Whether watts are compared with what is expected of a setting; pauses alone follow the watts anyway."""
-        return self.has_knobs or not self.can_pause
-
-    @property
     def held_w(self) -> float:
         """The mean that pauses hold; inf where there are none."""
         return self.budget_w * (1 - self.margin) if self.can_pause else math.inf
@@ -79,7 +74,7 @@ class Headroom:
     @property
     def left_w(self) -> float:
         """The watts that margin and drift leave for a setting as it was measured."""
-        return self.knowledge.effective_w(self.budget_w * (1 - self.margin))
+        return max(self.budget_w * (1 - self.margin) - self.knowledge.drift.extra_w, 1e-3)
 
     @property
     def idle_w(self) -> float:
@@ -99,14 +94,6 @@ class Headroom:
             return self.base
         budget = replace(self.live.budget, power_w=self.left_w, energy_j=None, deadline_s=None)
         return replace(self.base, budget=budget, idle_w=self.idle_w if self.can_pause else None)
-
-    def search_problem(self) -> Problem:
-        """What to look for: where clocks can be set, settings that fit as they are, for pauses would blur the reading.
-
-        Pauses are then only for settings whose power is known already.
-        """
-        problem = self.problem()
-        return replace(problem, idle_w=None) if self.has_knobs else problem
 
     def can_wait(self, watts: float) -> bool:
         """Whether waiting draws less; where there are clocks to lower, that is not known before it is tried."""
@@ -229,24 +216,22 @@ class LevelSearch:
         self._search = Search(problem, references=references, known=known, first=first, caution=CAUTION_TO_FIT)
         self._knowledge, self._options = room.knowledge, options
         self._level_w = math.nan
-        self._done_w: list[float] = []
+        self.done_w: list[float] = []  # for which watts there was a search that came to its end
 
     def is_done(self, room: Headroom) -> bool:
         """Whether there was a search for about as many watts already."""
-        return any(math.isclose(room.left_w, done_w, rel_tol=self._options.same_level) for done_w in self._done_w)
-
-    @property
-    def has_ended_once(self) -> bool:
-        """Whether there was a search, for whatever watts, that came to its end."""
-        return bool(self._done_w)
+        return any(math.isclose(room.left_w, done_w, rel_tol=self._options.same_level) for done_w in self.done_w)
 
     def ask(self, room: Headroom, elapsed_s: float, time_left_s: float) -> Ask | None:
         """The setting to measure next; ``None`` where that is worth nothing."""
         level_w = room.left_w
         if not math.isclose(level_w, self._level_w, rel_tol=1e-3):
             time_s = room.time_at_level_s(elapsed_s, time_left_s, self._options.same_level)
+            problem = room.problem()
+            if room.has_knobs:  # pauses would blur the reading: they are for settings whose power is known already
+                problem = replace(problem, idle_w=None)
             self._search = self._search.under(
-                room.search_problem(),
+                problem,
                 most=self._options.most_a_level,
                 least_gain=max(self._options.least_gain, MEASURING_COSTS_S / time_s),
             )
@@ -259,7 +244,7 @@ class LevelSearch:
 
     def ends(self, room: Headroom) -> None:
         """The search for the watts in force is over."""
-        self._done_w.append(room.left_w)
+        self.done_w.append(room.left_w)
 
     def tell(self, measurement: Measurement) -> None:
         """Take in a measurement, as it would be without drift."""

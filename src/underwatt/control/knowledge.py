@@ -137,10 +137,6 @@ class Knowledge:
         """Whether a setting may be tried."""
         return setting.batch_size < self._too_large and setting.mode not in self._refused
 
-    def effective_w(self, power_w: float) -> float:
-        """The watts that are left for a setting as it was measured."""
-        return max(power_w - self.drift.extra_w, 1e-3)
-
     def outcome(self, setting: Setting, problem: Problem) -> Projection | None:
         """What a known setting takes under the problem's budget."""
         known = self._known.get(setting)

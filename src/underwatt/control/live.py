@@ -37,7 +37,7 @@ class LiveBudget:
     """
 
     def __init__(self, budget: Budget, *, inbox: BudgetSource | None = None, time_of_day_s: float = 0.0) -> None:
-        self._inbox = inbox
+        self.inbox = inbox  # where other budgets may be posted while the run goes on
         self._time_of_day_s = time_of_day_s  # when 0 seconds had elapsed
         self._next_poll_s = -math.inf
         self._hold(budget)
@@ -52,10 +52,6 @@ class LiveBudget:
         self._given, self.budget = budget, budget.constant()
         course = budget.course
         self.schedule = course and course.starting_at(self._time_of_day_s)
-
-    def listen(self, inbox: BudgetSource) -> None:
-        """Take budgets that are posted there while the run goes on."""
-        self._inbox = inbox
 
     def resumes(self, elapsed_s: float) -> None:
         """The run began earlier, and so many seconds of it are over; what holds by the time of day holds as before."""
@@ -72,14 +68,14 @@ class LiveBudget:
 
     def has_news(self) -> bool:
         """Whether somebody asked for another budget and was not heard yet."""
-        return self._inbox is not None and self._inbox.has_news()
+        return self.inbox is not None and self.inbox.has_news()
 
     def poll(self, elapsed_s: float) -> bool:
         """Whether somebody asked for another budget; looks a few times a second."""
-        if self._inbox is None or elapsed_s < self._next_poll_s:
+        if self.inbox is None or elapsed_s < self._next_poll_s:
             return False
         self._next_poll_s = elapsed_s + POLL_S
-        text = self._inbox.take()
+        text = self.inbox.take()
         if text is None:
             return False
         self.change(text)

@@ -71,10 +71,7 @@ class Pacer:
         self._owed_s = 0.0 if self.can_hold else math.inf
 
     def expect(self, busy_w: float | None, step_s: float = math.nan, blind_until_s: float = -math.inf) -> None:
-        """Steps draw so many watts for so long from now on, NaN where that is not known.
-
-        Until a moment readings still tell of what was before.
-        """
+        """Steps draw so many watts for so long from now on; until a moment, readings still tell of what was before."""
         self._cost = None if busy_w is None else _StepCost(busy_w, step_s, self._idle_w)
         self._blind_until_s = blind_until_s if busy_w is not None else -math.inf
         self._usual_s = self._steps = 0.0

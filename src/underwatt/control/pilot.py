@@ -75,24 +75,24 @@ class Pilot:
         self.target: float | None = None
         self.score: float | None = None  # of the last test
         self._live, self._convergence, self._cost, self._known = live, convergence, cost, tuple(known)
-        self._sizes = tuple(sorted(set(batch_sizes)))
+        self.batch_sizes = tuple(sorted(set(batch_sizes)))  # those on offer
         self._references, self._options = references, options
         self._elapsed_s, self._energy_j = elapsed_s, 0.0
         self._session = Session(device)
-        self._meter = Meter(device)
-        self._now_s, self._keep_beat = device.clock.now_s, self._meter.keep_beat
+        self.meter = Meter(device)  # the power readings and the beats of the steps
+        self._now_s, self._keep_beat = device.clock.now_s, self.meter.keep_beat
         self._fast = FastPath()
         self._controller: Controller | None = None
         self._stack = contextlib.ExitStack()
         self._share_of_sample: dict[int, float] = {}
         self._begun_s = 0.0
-        self._outcome = "finished"
+        self.outcome = "finished"  # how the training ends, for the log
         self._loss: Any = None
         self._idle_w: float | None = None
         self._can_pause, self._set_modes = can_pause, set_modes
         self._teller = Teller(log, saver, listener, inbox)
         if inbox is not None:
-            live.listen(inbox)
+            live.inbox = inbox
 
     def __enter__(self) -> Self:
         failure: BaseException | None = None
@@ -116,10 +116,10 @@ class Pilot:
         if self._idle_w is not None and self._live.power_w(self._elapsed_s) < self._idle_w:
             self._check_lowest()
         self._begun_s = self.device.clock.now_s() - self._elapsed_s
-        self._meter.listen(self._hear)
+        self.meter.listen(lambda read: self._fast.heard(read.at_s, read.power_w, self._live.has_news()))
         if self._teller.log is not None:
-            self._meter.listen(self._log_reading)
-        stack.enter_context(self._meter)
+            self.meter.listen(self._log_reading)
+        stack.enter_context(self.meter)
         self._controller = self._make_controller()
         self._say_start()
         if self._session.recovered:
@@ -128,12 +128,12 @@ class Pilot:
 
     def _make_controller(self) -> Controller:
         space = permitted_space(self.device) if self._set_modes else self.device.space.only(())
-        candidates = SettingArray.product(tuple(k.name for k in space.knobs), space.matrix(), self._sizes)
+        candidates = SettingArray.product(tuple(k.name for k in space.knobs), space.matrix(), self.batch_sizes)
         problem = Problem.of(candidates, self._live.budget, self._convergence, idle_w=self._idle_w)
-        self._share_of_sample = _shares(self._convergence, self._sizes)
+        self._share_of_sample = _shares(self._convergence, self.batch_sizes)
         controller = Controller(
             self._session,
-            self._meter,
+            self.meter,
             problem,
             self._live,
             known=[m for m in self._known if tuple(m.setting.mode.knobs()) == candidates.knobs],
@@ -166,11 +166,6 @@ class Pilot:
         if self._controller is None:
             raise InputError("The tuner is not under way.", hint="Use it in a with statement.")
         return self._controller
-
-    @property
-    def meter(self) -> Meter:
-        """The power readings and the beats of the steps."""
-        return self._meter
 
     @property
     def setting(self) -> Setting:
@@ -214,7 +209,7 @@ class Pilot:
     def power_w(self) -> float:
         """Mean power over the last second; NaN where it cannot be read."""
         try:
-            trace = self._meter.trace(self._now_s() - PERIOD_S)
+            trace = self.meter.trace(self._now_s() - PERIOD_S)
         except SensorError:
             return math.nan
         return float(trace.power_w.mean()) if len(trace) else math.nan
@@ -228,14 +223,9 @@ class Pilot:
         """This is a part of a training that began earlier."""
         self._samples, self._steps, self._share, self._energy_j = samples, steps, share, energy_j
 
-    @property
-    def batch_sizes(self) -> tuple[int, ...]:
-        """Those on offer, smallest first."""
-        return self._sizes
-
     def offer(self, batch_sizes: Sequence[int]) -> None:
         """Choose among these batch sizes from the next step on; what was measured and drawn so far stays counted."""
-        self._sizes = tuple(sorted(set(batch_sizes)))
+        self.batch_sizes = tuple(sorted(set(batch_sizes)))
         self._count(0, 0)
         self._controller = self._make_controller()
         self._controller.progressed(self.share)
@@ -247,10 +237,7 @@ class Pilot:
         self._share = 0.0
 
     def simulate(self, batch_size: int) -> None:
-        """Let a step pass on a simulated device, before it is trained; nothing on a real one.
-
-        Raises ``OutOfMemoryError`` where it would not fit.
-        """
+        """Let a step pass on a simulated device, before it is trained; it may run out of memory as a real one."""
         if self._cost is not None and isinstance(self.device, SimulatesLoad):
             self.device.run_step(self._cost, batch_size)
 
@@ -267,7 +254,7 @@ class Pilot:
 
     def heard(self, batch_size: int, steps: int, at_s: float) -> None:
         """So many steps had ended at a moment, as somebody else says; they cannot be waited for."""
-        self._meter.beat_at(at_s, steps)
+        self.meter.beat_at(at_s, steps)
         self._count(batch_size, steps)
         self._look(batch_size)
 
@@ -285,10 +272,7 @@ class Pilot:
         self._say_progress_if_late()
 
     def out_of_memory(self, batch_size: int) -> int:
-        """A step of this batch size did not fit; the batch size to go on with.
-
-        Raises ``OutOfMemoryError`` where there is no smaller one.
-        """
+        """A step of this batch size did not fit; the one to go on with. Raises where there is no smaller one."""
         smaller = self.controller.out_of_memory(batch_size).batch_size
         if smaller >= batch_size:
             raise OutOfMemoryError(
@@ -323,10 +307,6 @@ class Pilot:
         """Say something in the log: ``info`` or ``warning``."""
         self._tell(Noted(level=level, text=text))
 
-    def ends(self, outcome: str) -> None:
-        """How the training ends, for the log."""
-        self._outcome = outcome
-
     def _check_lowest(self) -> None:
         """The device draws more than the budget while it waits: do its lowest clocks help? Where not, end here."""
         space = permitted_space(self.device) if self._set_modes else self.device.space.only(())
@@ -342,9 +322,6 @@ class Pilot:
             )
 
     # Telling
-
-    def _hear(self, sample: PowerSample) -> None:
-        self._fast.heard(sample.at_s, sample.power_w, self._live.has_news())
 
     def _log_reading(self, sample: PowerSample) -> None:
         assert self._teller.log is not None
@@ -374,7 +351,7 @@ class Pilot:
                 device=self.device.info,
                 workload=self.workload,
                 budget=str(self._live),
-                batch_sizes=self._sizes,
+                batch_sizes=self.batch_sizes,
                 target=self.target,
                 simulated=self.device.info.simulated,
                 idle_w=self._idle_w,
@@ -393,7 +370,7 @@ class Pilot:
         self._say_news()
         if log is None:
             return
-        times = self._meter.step_times(now_s - PERIOD_S)
+        times = self.meter.step_times(now_s - PERIOD_S)
         left_s = self.time_left_s
         self._tell(
             Progressed(
@@ -414,7 +391,7 @@ class Pilot:
         log.flush()
 
     def _say_end(self, restored: bool, failure: BaseException | None) -> None:
-        outcome = self._outcome
+        outcome = self.outcome
         if failure is not None:
             outcome = "interrupted" if isinstance(failure, (KeyboardInterrupt, SystemExit)) else "failed"
         error = str(failure) if failure is not None and outcome == "failed" else None

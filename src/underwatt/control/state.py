@@ -146,10 +146,7 @@ def fast_until_s(state: ControlState, budget: Budget, begun_s: float, now_s: flo
 def with_budget(
     state: ControlState, live: LiveBudget, elapsed_s: float, now_s: float, options: ControlOptions, *, changed: bool
 ) -> ControlState:
-    """The state under the watts of the next step, which cannot be cut short when they fall; the same where they are.
-
-    ``changed`` where somebody has asked for another budget, whatever its watts.
-    """
+    """The state under the watts of the next step, which cannot be cut short; ``changed`` where somebody asked."""
     ahead_s = elapsed_s + options.look_s + state.usual_step_s
     if ahead_s < state.same_until_s and not changed:
         return state
@@ -236,9 +233,10 @@ class Excess(Enum):
     LEAP = "leap"
 
 
-def is_watched(state: ControlState, now_s: float, options: ControlOptions) -> bool:
-    """Whether readings of the last moment tell of the setting in use."""
-    return state.setting is not None and now_s >= state.valid_s + options.short_s
+def is_watch_due(state: ControlState, now_s: float) -> bool:
+    """Whether to compare watts with what is expected of a setting; pauses alone follow the watts anyway."""
+    watches = state.room.has_knobs or not state.room.can_pause
+    return watches and state.phase is not Phase.SEARCHING and now_s >= state.next_watch_s
 
 
 def excess(

@@ -77,8 +77,7 @@ class Teller:
     def is_progress_due(self, now_s: float, late_s: float = 0.0) -> bool:
         """Once a second of the device, or of whoever watches a simulated one, whichever comes first.
 
-        With each reading somebody looks whether it is time, so that steps need not wait for a file to be written; when
-        there are no readings, a step that is ``late_s`` behind it does.
+        Asked with each reading, so that steps need not wait for a file; without any, by steps, ``late_s`` later.
         """
         return now_s >= self._next_s + late_s or time.monotonic() >= self._next_here_s + late_s
 

@@ -211,19 +211,22 @@ class CommandRun:
                 f"The command reported {self._steps} steps and then none for {limit_s:g} s, so it was ended.",
                 hint=f"Raise the limit if a step may take that long. {self._last_lines()}",
             )
-        what = f"ran for {limit_s:g} s without reporting a step, so it was ended"
+        what = f"The command ran for {limit_s:g} s without reporting a step, so it was ended."
         return self._no_beat(what, f" {self._last_lines()}")
 
     def _no_beat(self, what: str = "", last_lines: str = "") -> WorkloadError:
         """The error of a command that reported no step; lines that are no beats explain it best."""
         if count := self._listener.garbage_lines:
             example = self._listener.garbage_example
-            what, last_lines = f"sent {count} lines that are not beats, such as {example!r}, and no beat", ""
-        return StepError(f"The command {what}.", hint=f"{EMITTER_HINT}{last_lines}")
+            what, last_lines = (
+                f"The command sent {count} lines that are not beats, such as {example!r}, and no beat.",
+                "",
+            )
+        return StepError(what, hint=f"{EMITTER_HINT}{last_lines}")
 
     def _judge_exit(self, code: int) -> WorkloadError | None:
         if code == 0:
-            return None if self._steps else self._no_beat("ended without reporting a step")
+            return None if self._steps else self._no_beat("The command ended without reporting a step.")
         lines = self._listener.last_lines()
         if says_out_of_memory("\n".join(lines[-LINES_JUDGED:])) or (
             code == KILLED and kernel_oom_kills() > self._oom_kills

@@ -265,10 +265,9 @@ def run_command(run: Run, workload: Workload) -> RunResult:
             pilot.offer((batch_size,))
             pilot.note("info", f"The search is over; the command runs at batch size {batch_size}.")
             command.run(batch_size, lambda: pilot.energy_left_j <= 0)
-        outcome = "finished"
         if pilot.energy_left_j <= 0:
-            pilot.ends(outcome := "energy spent")
-        return RunResult(outcome, None, pilot.samples, pilot.steps, pilot.elapsed_s, pilot.energy_j, run.folder)
+            pilot.outcome = "energy spent"
+        return RunResult(pilot.outcome, None, pilot.samples, pilot.steps, pilot.elapsed_s, pilot.energy_j, run.folder)
 
 
 class _Command:

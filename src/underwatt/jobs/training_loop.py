@@ -78,7 +78,7 @@ class _Loop:
             if self._guard.model_intact:
                 self._save("")
             raise
-        self._pilot.ends(outcome)
+        self._pilot.outcome = outcome
         self._save(outcome if outcome == "reached" else "")  # with more samples or joules it can go on
         pilot, training = self._pilot, self._training
         return RunResult(
