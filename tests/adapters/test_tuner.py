@@ -167,7 +167,7 @@ def test_stored_measurements_of_other_knobs_are_left_aside(tmp_path: Path) -> No
 
 def test_a_run_is_listed_while_it_lasts(tmp_path: Path) -> None:
     with tuned(virtual(), folder=tmp_path):
-        assert [run.folder for run in running_runs()] == [tmp_path]
+        assert [run.folder for run in running_runs()] == [str(tmp_path)]
     assert running_runs() == ()
 
 
