@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import threading
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -18,6 +20,7 @@ from underwatt.drivers.virtual.boards import BOARDS
 from underwatt.drivers.virtual.sysfs import SysfsBoard
 from underwatt.errors import InputError
 from underwatt.events import Event, Measured, Noted, Scored, Started
+from underwatt.records import to_json
 from underwatt.runlog.inbox import Inbox, register_run
 
 NANO = "virtual:nano"
@@ -176,3 +179,18 @@ def test_a_wrong_question_is_one_sentence(job: Job) -> None:
         underwatt.profile(job, device=NANO, batch_sizes=(0, 8))
     with pytest.raises(InputError, match="no run in runs/"):
         underwatt.read_run()
+
+
+def test_a_budget_in_numbers_or_as_a_record_is_taken_whole(job: Job) -> None:
+    underwatt.profile(job, device=NANO, settings=6)
+    assert underwatt.plan(4).setting == underwatt.plan(np.float64(4.0)).setting == underwatt.plan("4W").setting
+    with pytest.raises(InputError, match="says its own energy"):
+        underwatt.plan(Budget(power_w=4.0), energy="50Wh")
+    with pytest.raises(InputError, match="whole numbers"):
+        underwatt.plan("4W", batch_sizes=[8.5])  # type: ignore[list-item]
+
+
+def test_a_result_is_plain_json(job: Job) -> None:
+    ended = underwatt.run(job, budget=np.float64(9.5), device=NANO, limit_samples=64, folder="here")
+    assert json.loads(json.dumps(to_json(ended)))["folder"] == "here"
+    assert ended.record().start.budget == "9.5W"

@@ -70,7 +70,11 @@ def __getattr__(name: str) -> Any:
     if name in _PLACES:
         return getattr(import_module(f"underwatt.{_PLACES[name]}"), name)
     if name == "__version__":
-        return import_module("importlib.metadata").version("underwatt")
+        metadata = import_module("importlib.metadata")
+        try:
+            return metadata.version("underwatt")
+        except metadata.PackageNotFoundError:  # a checkout on the path
+            return "0+unknown"
     raise AttributeError(f"module 'underwatt' has no attribute {name!r}")
 
 

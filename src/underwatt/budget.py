@@ -243,7 +243,7 @@ def _said(value: float, kind: _Kind) -> str:
 
 def _number(value: float) -> str:
     """A number that reads back as itself."""
-    return repr(value).removesuffix(".0")
+    return repr(float(value)).removesuffix(".0")
 
 
 # Watts over time: constant, by the time of day, or from a file; always a step function.

@@ -11,6 +11,7 @@ from dataclasses import MISSING, dataclass, field, fields, is_dataclass, replace
 from enum import Enum
 from functools import cache
 from itertools import chain
+from pathlib import PurePath
 from types import NoneType, UnionType
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast, get_args, get_origin, get_type_hints
 
@@ -261,6 +262,8 @@ def to_json(value: Any) -> Any:
     """
     if isinstance(value, Enum):
         return value.value
+    if isinstance(value, PurePath):
+        return str(value)
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if hasattr(value, "__dataclass_fields__"):

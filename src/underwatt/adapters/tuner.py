@@ -202,7 +202,8 @@ class Tuner:
 
     def step(self, loss: Any = None) -> None:
         """A step has ended: to be called once after each batch."""
-        self._completion.wait(pausing=self._pilot.controller.pausing)
+        if self._completion.on_gpu is not False:  # a step on the CPU asks nothing: it is to cost microseconds
+            self._completion.wait(pausing=self._pilot.controller.pausing)
         if self._handed_out is not None:
             self._handed_out.handed_out.popleft()
             self._handed_out = None
@@ -302,10 +303,10 @@ def _open_log(stack: contextlib.ExitStack, folder: Path, name: str, device: Devi
     if path.exists() and path.stat().st_size:
         raise InputError(f"There is a run in {folder} already.", hint="Name another folder.")
     folder.mkdir(parents=True, exist_ok=True)
-    log = stack.enter_context(RunLog(path))
+    log, inbox = stack.enter_context(RunLog(path)), Inbox(folder)  # what is posted from now on is heard
     if warning := stack.enter_context(register_run(folder, name, device.info.name)):
         _log.warning(warning)
-    return log, Inbox(folder)
+    return log, inbox
 
 
 def _warn(event: Event) -> None:

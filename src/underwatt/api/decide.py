@@ -216,7 +216,7 @@ def plan(
     unmeasured choice exceeds the budget with a chance of at most ``risk``. Stored convergence runs of the job are used,
     or those of the id ``convergence``, for their newest target or ``target``. The listener gets ``SearchStep``.
     """
-    wanted = budget.for_plan() if isinstance(budget, Budget) else _parse(budget, energy, deadline)
+    wanted = _budget(budget, energy, deadline)
     sizes, fitter, goal = known.as_batch_sizes(batch_sizes), load_predictor(predictor), Goal(goal)
     here: Device | None = None
     workload: Workload | None = None
@@ -329,7 +329,11 @@ def _powertrain(problem: Problem, measured: Profile, references: list[Profile], 
         return None
 
 
-def _parse(budget: str, energy: str, deadline: str) -> Budget:
+def _budget(budget: str | float | Budget, energy: str, deadline: str) -> Budget:
+    if not isinstance(budget, str):
+        if energy or deadline:
+            raise InputError("A budget that is no text says its own energy and deadline.", hint="Give all in it.")
+        return Budget.of(budget).for_plan()
     wanted = {"--budget": (budget, "power_w"), "--energy": (energy, "energy_j"), "--deadline": (deadline, "deadline_s")}
     for option, (text, bound) in wanted.items():
         if text and getattr(parse_budget(text), bound) is None:

@@ -70,7 +70,7 @@ def as_batch_sizes(given: str | Sequence[int]) -> tuple[int, ...]:
     """Batch sizes, also from a list such as ``"8,16,32"``; none from an empty one."""
     parts = given.split(",") if isinstance(given, str) else given
     try:
-        sizes = tuple(int(part) for part in parts if str(part).strip())
+        sizes = tuple(int(str(part)) for part in parts if str(part).strip())
     except ValueError:
         sizes = (0,)
     if any(size < 1 for size in sizes):

@@ -260,8 +260,8 @@ class Controller:
             self._note("info", "Power can be read again.")
             self._measuring = None  # anew with the next step
         elif found is SensorFinding.FAILED:
-            error = self._meter.failure or control.silence(now_s, read_s)
-            self._note("warning", f"{error} Holding the last safe setting.")
+            why = self._meter.failure or f"Power was last read {now_s - read_s:.1f} s ago."
+            self._note("warning", f"{why} Holding the last safe setting.")
             self._measuring = None
             self._use_best(Phase.HOLDING, "power cannot be read")
         return found in (SensorFinding.WORKS, SensorFinding.BACK)

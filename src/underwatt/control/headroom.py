@@ -121,11 +121,7 @@ class Headroom:
         return max(sum(alike), 1.0)
 
     def within_energy(self, elapsed_s: float, energy_j: float, share_left: float) -> Setting | None:
-        """Where joules are bounded too: the measured setting for now of the course that ends soonest within them.
-
-        Looks ahead over the schedule, so that a sunny hour to come is reckoned with. ``None`` where joules are not
-        bounded, or nothing is known of how far the training has to go.
-        """
+        """Where joules are bounded too: the setting for now of the course ahead that ends soonest within them."""
         limit_j, schedule = self.live.budget.energy_j, self.live.schedule
         known = self.knowledge.measurements()
         if limit_j is None or schedule is None or not known or not np.any(self.base.log_samples):

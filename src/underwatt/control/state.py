@@ -179,7 +179,7 @@ def look_at_sensor(
     state: ControlState, now_s: float, read_s: float, failure: SensorError | None, options: ControlOptions
 ) -> tuple[ControlState, SensorFinding]:
     """Whether there are readings, the newest of them from ``read_s``; raises where there were none for too long."""
-    lost_s = state.sensor_lost_s
+    lost_s, error = state.sensor_lost_s, failure or SensorError(f"Power was last read {now_s - read_s:.1f} s ago.")
     if now_s - read_s <= options.silent_s:
         if lost_s is not None and read_s > lost_s:
             return replace(state, sensor_lost_s=None), SensorFinding.BACK
@@ -187,17 +187,11 @@ def look_at_sensor(
     if lost_s is None:
         return replace(state, sensor_lost_s=now_s), SensorFinding.FAILED
     if now_s - lost_s > options.lost_s:
-        error = failure or silence(now_s, read_s)
         raise SensorError(
             f"Power could not be read for {options.lost_s:g} s, so the budget cannot be kept: {error.message}",
             hint="Mend the sensor, then go on where the training stopped.",
         ) from error
     return state, SensorFinding.SILENT
-
-
-def silence(now_s: float, read_s: float) -> SensorError:
-    """A sensor that gives no reading and does not say why."""
-    return SensorError(f"Power was last read {now_s - read_s:.1f} s ago.")
 
 
 # Heat

@@ -75,10 +75,7 @@ class Teller:
         return [Noted(level=level, text=text) for level, text in said]
 
     def is_progress_due(self, now_s: float, late_s: float = 0.0) -> bool:
-        """Once a second of the device, or of whoever watches a simulated one, whichever comes first.
-
-        Asked with each reading, so that steps need not wait for a file; without any, by steps, ``late_s`` later.
-        """
+        """Once a second of the device, or of whoever watches a simulated one; steps ask ``late_s`` later."""
         return now_s >= self._next_s + late_s or time.monotonic() >= self._next_here_s + late_s
 
     def progress_told(self, now_s: float) -> None:

@@ -156,7 +156,7 @@ class Run:
             raise InputError(
                 f"The folder {self.folder} cannot be made ({exc.strerror}).", hint="Name another one with --out."
             ) from exc
-        log = stack.enter_context(RunLog(self.folder / LOG_NAME))
+        log, inbox = stack.enter_context(RunLog(self.folder / LOG_NAME)), Inbox(self.folder)
         warning = stack.enter_context(register_run(self.folder, workload.name, self.device.info.name))
         if warning and self.listener:
             self.listener(Noted(level="warning", text=warning))
@@ -171,7 +171,7 @@ class Run:
             set_modes=self.options.set_modes,
             saver=Saver(self.store, self.device.info, workload),
             log=log,
-            inbox=Inbox(self.folder),
+            inbox=inbox,
             listener=self.listener,
             **more,
         )

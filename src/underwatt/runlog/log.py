@@ -7,6 +7,7 @@ kept and tried again. A line cut short by ``kill -9`` is the last one: readers s
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import threading
 from collections import deque
@@ -123,9 +124,8 @@ class RunLog:
         """What a log that begins anew must say first, so that it can be read by itself."""
         if self._latest.get("start", b"\n") in text:
             return b""
-        first = from_line(text.partition(b"\n")[0])
-        assert first is not None, "it was written here"
-        at_s = first.at_s[0] if isinstance(first, Readings) else first.at_s
+        begin_s = json.loads(text.partition(b"\n")[0])["at_s"]
+        at_s = begin_s[0] if isinstance(begin_s, list) else begin_s
         lost = to_line(Resumed(at_s=at_s, pid=os.getpid(), why="the log was removed; it goes on here"))
         return b"".join([*(line for line in self._latest.values() if line not in text), lost])
 

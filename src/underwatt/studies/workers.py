@@ -181,12 +181,14 @@ class _Worker:
                 self._events.put((self, event))
         except (EOFError, pickle.UnpicklingError):  # it died, maybe in the middle of an event
             event = RunEnded(spec, "failed", error=self._died(process.wait()))
+        except Exception as exc:  # noqa: BLE001 - a job's own error may be one that cannot be read here
+            event = RunEnded(spec, "failed", error=StepError(f"The run failed, and its error cannot be read: {exc}"))
         self._events.put((self, event))
 
     def _died(self, code: int) -> StepError:
         how = f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
         last = ""
-        with contextlib.suppress(ValueError, OSError):  # closed meanwhile: the study is over
+        with contextlib.suppress(ValueError, OSError, AttributeError):  # closed meanwhile: the study is over
             self._printed.seek(0)
             last = (self._printed.read().strip().splitlines() or [""])[-1][:300]
         return StepError(f"The process of the run {how}.", hint=f"It last printed: {last}" if last else "")
