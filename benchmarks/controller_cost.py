@@ -30,8 +30,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 from _table import Column, add_output, as_table, told, write
 from underwatt.adapters.tuner import tune
-from underwatt.device.clock import SystemClock
 from underwatt.device.space import ModeSpace
+from underwatt.device.timing import SystemClock
 from underwatt.records import Capability, DeviceInfo, DeviceState, PowerMode, PowerSample
 
 if TYPE_CHECKING:

@@ -2,7 +2,7 @@
 
     python benchmarks/edge.py --json OUT [--convergence FILE]
 
-Simulated: the boards (time, power, sensor; their constants come from ``underwatt.drivers.virtual.boards``, never from
+Simulated: the boards (time, power, sensor; their constants come from ``drivers.virtual.board_specs``, never from
 here). Real: the networks' counted costs, and samples to target by batch size from trainings on a real GPU
 (``record_convergence.py``; proxy and target are different data). Methods know convergence through the *proxy* runs; all
 are judged by the target's own runs and the boards' own truth.

@@ -41,7 +41,7 @@ from _table import Column, add_output, as_table, told, write
 from edge import RECORD, World, convergence, costs, make_world, virtual
 from underwatt.budget import Budget, Schedule
 from underwatt.control.controller import Controller
-from underwatt.control.live import LiveBudget
+from underwatt.control.live_budget import LiveBudget
 from underwatt.convergence.curve import fit_convergence
 from underwatt.device.session import Session
 from underwatt.measure.meter import Meter, measure_idle

@@ -26,7 +26,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "examples"))
 import jobs
 from _table import Column, add_output, as_table, told, write
 from underwatt.budget import Budget, Schedule
-from underwatt.control.live import LiveBudget
+from underwatt.control.live_budget import LiveBudget
 from underwatt.control.pilot import Pilot
 from underwatt.device.registry import open_device
 from underwatt.jobs.identity import job_info

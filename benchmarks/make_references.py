@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from underwatt.demo.job import RESNET18
-from underwatt.drivers.virtual.board import VirtualBoard
-from underwatt.drivers.virtual.boards import BOARDS
+from underwatt.drivers.virtual.board_specs import BOARDS
+from underwatt.drivers.virtual.simulated_board import VirtualBoard
 from underwatt.errors import OutOfMemoryError
 
 if TYPE_CHECKING:

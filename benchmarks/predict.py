@@ -22,13 +22,13 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 from _table import Column, add_output, as_table, write
+from underwatt.csv_tables import read_measurements
 from underwatt.errors import InputError, UnderwattError
 from underwatt.predict.base import Z90, SettingArray, observe
 from underwatt.predict.design import first_settings
 from underwatt.predict.fewshot import FewShot
 from underwatt.records import DeviceInfo, Measurement, Prediction, Profile, WorkloadInfo
 from underwatt.rivals.predictors import PowerTrain
-from underwatt.tables import read_measurements
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -29,6 +29,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 from _repeats import without_repeats
 from _table import Column, add_output, as_table, write
 from underwatt.budget import Budget
+from underwatt.csv_tables import read_measurements
 from underwatt.errors import BudgetError, UnderwattError
 from underwatt.planning.problem import Outlook, Problem
 from underwatt.planning.search import Search
@@ -36,7 +37,6 @@ from underwatt.predict.base import SettingArray
 from underwatt.records import DeviceInfo, Measurement, Profile, WorkloadInfo, to_json
 from underwatt.rivals.choices import Table, maximum_mode, oracle
 from underwatt.rivals.predictors import PowerTrain
-from underwatt.tables import read_measurements
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -15,8 +15,8 @@ import torch
 import underwatt
 from underwatt import Budget, Job, Plan, Profile, RunOptions, RunResult, Schedule, Store
 from underwatt.api import ProfileProgress
-from underwatt.drivers.virtual.board import VirtualBoard
-from underwatt.drivers.virtual.boards import BOARDS
+from underwatt.drivers.virtual.board_specs import BOARDS
+from underwatt.drivers.virtual.simulated_board import VirtualBoard
 from underwatt.drivers.virtual.sysfs import SysfsBoard
 from underwatt.errors import InputError
 from underwatt.events import Event, Measured, Noted, Scored, Started

@@ -15,7 +15,7 @@ import underwatt
 SOURCE = Path(underwatt.__file__).parent
 # Data flows one way: a folder imports only from its own row and from those before it. The core comes first.
 ORDER = (
-    ("errors", "records", "_imports", "_files", "tables"),
+    ("errors", "records", "_imports", "_files", "csv_tables"),
     ("events",),
     ("budget",),
     ("device",),

@@ -15,8 +15,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from underwatt.csv_tables import read_rows
 from underwatt.errors import InputError
-from underwatt.tables import read_rows
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

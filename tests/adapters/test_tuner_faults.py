@@ -17,9 +17,9 @@ import torch
 from run_world import HUGE, NET, Hurt, Numbers, found_mode, log_of, notes, train, tuned, virtual
 
 from underwatt.control.state import ControlOptions
-from underwatt.device.session import restore
-from underwatt.drivers.virtual.board import VirtualBoard
-from underwatt.drivers.virtual.boards import BOARDS
+from underwatt.device.recovery import restore
+from underwatt.drivers.virtual.board_specs import BOARDS
+from underwatt.drivers.virtual.simulated_board import VirtualBoard
 from underwatt.drivers.virtual.sysfs import SysfsBoard
 from underwatt.errors import ApplyError, BudgetError, InputError, OutOfMemoryError, SensorError
 from underwatt.events import BudgetChanged, Measured
@@ -282,7 +282,7 @@ def test_a_log_that_could_not_be_written_for_a_while_tells_of_it(
 def test_a_full_store_ends_no_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     begun_s = time.monotonic()
     with tuned(virtual(), folder=tmp_path, store=tmp_path / "store.db") as tuner:
-        saver = tuner._pilot._teller._keeper
+        saver = tuner._pilot._publisher._keeper
         assert saver is not None
         kept = saver._store
         with kept._connected() as connection:

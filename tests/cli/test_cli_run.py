@@ -19,12 +19,12 @@ from test_cli_devices import run
 
 from underwatt.cli.run import Display
 from underwatt.control.state import Phase
-from underwatt.drivers.virtual.board import VirtualBoard
-from underwatt.drivers.virtual.boards import BOARDS
+from underwatt.drivers.virtual.board_specs import BOARDS
+from underwatt.drivers.virtual.simulated_board import VirtualBoard
 from underwatt.drivers.virtual.sysfs import SysfsBoard
 from underwatt.events import BudgetChanged, Measured, Noted, Progressed, Resumed, Scored, SettingChanged, Started
 from underwatt.jobs.identity import job_info
-from underwatt.jobs.load import load_job
+from underwatt.jobs.job_address import load_job
 from underwatt.records import ConvergenceRun, Measurement, PowerMode, Setting
 from underwatt.reports.run_figures import happened
 from underwatt.runlog.log import RunLog, follow, read_log

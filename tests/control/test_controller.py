@@ -22,7 +22,7 @@ from run_world import (
 
 from underwatt.budget import Budget, Schedule, parse_budget
 from underwatt.control.headroom import READ_MARGIN, LevelSearch
-from underwatt.control.live import LiveBudget
+from underwatt.control.live_budget import LiveBudget
 from underwatt.control.state import Phase
 from underwatt.convergence.curve import SampleTable
 from underwatt.errors import BudgetError, OutOfMemoryError

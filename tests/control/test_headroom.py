@@ -10,7 +10,7 @@ from run_world import SIZES, virtual
 from underwatt.budget import Budget
 from underwatt.control.headroom import MOST_IDLE_SHARE, READ_MARGIN, Headroom
 from underwatt.control.knowledge import Drift, Knowledge
-from underwatt.control.live import LiveBudget
+from underwatt.control.live_budget import LiveBudget
 from underwatt.errors import BudgetError
 from underwatt.planning.problem import Problem
 from underwatt.predict.base import SettingArray

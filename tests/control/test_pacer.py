@@ -12,7 +12,7 @@ from hypothesis import assume, given, settings, strategies as st
 
 from underwatt.budget import Budget
 from underwatt.control.pacer import LONGEST_PAUSE_S, Pacer, can_hold
-from underwatt.drivers.virtual.board import VirtualClock
+from underwatt.drivers.virtual.simulated_board import VirtualClock
 from underwatt.measure.meter import Meter
 from underwatt.planning.problem import can_pause
 from underwatt.records import DeviceInfo, PowerSample

@@ -15,7 +15,7 @@ from underwatt.budget import Budget
 from underwatt.control import state as control
 from underwatt.control.headroom import READ_MARGIN, Headroom
 from underwatt.control.knowledge import Knowledge
-from underwatt.control.live import LiveBudget
+from underwatt.control.live_budget import LiveBudget
 from underwatt.control.state import CALM_S, ControlOptions, ControlState, Excess, FastPath, Phase, SensorFinding
 from underwatt.errors import SensorError
 from underwatt.planning.problem import Problem

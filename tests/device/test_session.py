@@ -13,12 +13,13 @@ import pytest
 from killable import Killable
 
 from underwatt.device.journal import Journal, state_dir
+from underwatt.device.recovery import restore
 from underwatt.device.registry import open_device
-from underwatt.device.session import Session, restore, set_mode
+from underwatt.device.session import Session, set_mode
 from underwatt.drivers.jetson.device import JetsonDevice
 from underwatt.drivers.jetson.sysfs import Sysfs
-from underwatt.drivers.virtual.board import VirtualBoard
-from underwatt.drivers.virtual.boards import BOARDS
+from underwatt.drivers.virtual.board_specs import BOARDS
+from underwatt.drivers.virtual.simulated_board import VirtualBoard
 from underwatt.drivers.virtual.sysfs import SysfsBoard
 from underwatt.errors import ApplyError, DeviceBusyError, JournalError, ModeError, UnderwattError
 from underwatt.records import PowerMode

@@ -9,16 +9,16 @@ from pathlib import Path
 import numpy as np
 
 from underwatt.budget import Budget, parse_budget
-from underwatt.drivers.virtual.board import VirtualBoard
-from underwatt.drivers.virtual.boards import BOARDS
+from underwatt.drivers.virtual.board_specs import BOARDS
 from underwatt.drivers.virtual.device import VirtualJetson
+from underwatt.drivers.virtual.simulated_board import VirtualBoard
 from underwatt.events import BudgetChanged, Ended, Measured, Noted, SettingChanged, Started
 from underwatt.predict.base import SettingArray
 from underwatt.records import ConvergenceRun, Measurement, Profile, Setting, Status, WorkloadCost, WorkloadInfo
 from underwatt.reports.build import build_report
 from underwatt.reports.figures import Report
 from underwatt.runlog.log import RunLog, read_log
-from underwatt.runlog.record import RunRecord
+from underwatt.runlog.run_record import RunRecord
 
 SOME_CPU_MHZ = (403.2, 921.6, 1479.0)
 BATCH_SIZES = (4, 8, 16, 32, 64)

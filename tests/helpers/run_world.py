@@ -14,7 +14,7 @@ import torch
 from underwatt.adapters.tuner import Tuner, tune
 from underwatt.budget import Budget
 from underwatt.control.controller import Controller
-from underwatt.control.live import LiveBudget
+from underwatt.control.live_budget import LiveBudget
 from underwatt.control.state import ControlOptions
 from underwatt.convergence.curve import SamplesToTarget
 from underwatt.device.base import permitted_space

@@ -12,11 +12,11 @@ from run_world import virtual
 
 from underwatt import Job
 from underwatt.budget import Budget
-from underwatt.control.live import LiveBudget
+from underwatt.control.live_budget import LiveBudget
 from underwatt.jobs import checkpoint
 from underwatt.jobs.runs import Run, RunOptions, RunResult, run_job
 from underwatt.runlog.log import read_log
-from underwatt.runlog.record import RunRecord
+from underwatt.runlog.run_record import RunRecord
 from underwatt.store.store import Store
 
 SAMPLES = 320  # of which a fifth is held out

@@ -13,10 +13,10 @@ import pytest
 from train_world import log_in
 
 from underwatt.budget import Budget, parse_budget
-from underwatt.control.live import LiveBudget
+from underwatt.control.live_budget import LiveBudget
 from underwatt.control.pilot import Pilot
-from underwatt.device.clock import SystemClock
 from underwatt.device.space import ModeSpace
+from underwatt.device.timing import SystemClock
 from underwatt.errors import BudgetError, StepError
 from underwatt.events import BudgetChanged, Measured, Noted, Planned, Progressed
 from underwatt.jobs.command import CommandWorkload, Limits

@@ -13,7 +13,7 @@ from run_world import virtual
 from train_world import blobs, log_in, train
 
 from underwatt.budget import Budget, parse_budget
-from underwatt.control.live import LiveBudget
+from underwatt.control.live_budget import LiveBudget
 from underwatt.errors import BudgetError, InputError
 from underwatt.events import BudgetChanged, Event, Measured, Noted, Resumed, SettingChanged, Started
 from underwatt.jobs import checkpoint

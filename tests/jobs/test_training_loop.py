@@ -10,7 +10,7 @@ from run_world import virtual
 from train_world import blobs, happening, log_in, same, state_in, train
 
 from underwatt.budget import Budget
-from underwatt.control.live import LiveBudget
+from underwatt.control.live_budget import LiveBudget
 from underwatt.control.pilot import Pilot
 from underwatt.errors import InputError, OutOfMemoryError, SensorError, StepError
 from underwatt.events import Measured, Noted, Scored

@@ -15,7 +15,7 @@ from train_world import blobs, happening, log_in, same, state_in, train
 
 from underwatt.adapters.tuner import tune
 from underwatt.budget import Budget
-from underwatt.control.live import LiveBudget
+from underwatt.control.live_budget import LiveBudget
 from underwatt.device.registry import open_device
 from underwatt.events import Noted
 

@@ -15,8 +15,8 @@ from torch import nn
 
 from underwatt.device.registry import open_device
 from underwatt.drivers.jetson.device import JetsonDevice
-from underwatt.drivers.virtual.board import VirtualBoard, VirtualClock
-from underwatt.drivers.virtual.boards import BOARDS
+from underwatt.drivers.virtual.board_specs import BOARDS
+from underwatt.drivers.virtual.simulated_board import VirtualBoard, VirtualClock
 from underwatt.drivers.virtual.sysfs import SysfsBoard
 from underwatt.errors import InputError, JobError, OutOfMemoryError, StepError
 from underwatt.jobs.command import CommandRate, CommandWorkload, Limits

@@ -11,8 +11,8 @@ from hypothesis import given, strategies as st
 from profile_helpers import COST, virtual
 from run_world import NET, Hurt
 
-from underwatt.device.clock import SystemClock
-from underwatt.drivers.virtual.board import VirtualClock
+from underwatt.device.timing import SystemClock
+from underwatt.drivers.virtual.simulated_board import VirtualClock
 from underwatt.errors import MeasureError, NotPermittedError, SensorError
 from underwatt.measure.meter import IDLE_WATCH_S, Meter, Trace, measure_idle
 from underwatt.measure.steady import SETTLING_WAIT_S

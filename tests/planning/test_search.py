@@ -271,7 +271,7 @@ def test_known_measurements_of_other_knobs_are_refused() -> None:
 
 @pytest.mark.slow
 def test_real_power_modes_are_never_over_budget(data_dir) -> None:
-    from underwatt.tables import read_measurements
+    from underwatt.csv_tables import read_measurements
 
     table = {m.setting: m for m in read_measurements(data_dir / "powertrain" / "orin_nano_train_resnet18.csv")}
     candidates = SettingArray.of(list(table))

@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
+from underwatt.csv_tables import read_measurements
 from underwatt.errors import PredictError
 from underwatt.predict.base import SettingArray
 from underwatt.predict.design import first_settings
 from underwatt.predict.fewshot import FewShot, never_slower, width_factor
 from underwatt.records import Measurement, PowerMode, Profile, Setting
-from underwatt.tables import read_measurements
 from underwatt.testing.predictors import PredictorConformance, made_up_measurements, made_up_profile
 
 if TYPE_CHECKING:

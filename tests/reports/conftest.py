@@ -9,7 +9,7 @@ import report_world as world
 
 if TYPE_CHECKING:
     from underwatt.reports.figures import Report
-    from underwatt.runlog.record import RunRecord
+    from underwatt.runlog.run_record import RunRecord
 
 
 @pytest.fixture(scope="session")

@@ -17,7 +17,7 @@ from underwatt.reports.build import build_report
 from underwatt.reports.figures import Report
 from underwatt.reports.page import render
 from underwatt.reports.run_figures import trace_figure
-from underwatt.runlog.record import RunRecord
+from underwatt.runlog.run_record import RunRecord
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page

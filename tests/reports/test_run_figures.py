@@ -19,7 +19,7 @@ from underwatt.reports.build import build_report
 from underwatt.reports.figures import PowerTrace, Report
 from underwatt.reports.run_figures import budget_of, energy_figures, happened, stretches, thin, trace_figure
 from underwatt.runlog.log import read_log
-from underwatt.runlog.record import RunRecord
+from underwatt.runlog.run_record import RunRecord
 
 EXPECTED = Expected(time_s=600.0, power_w=5.5, energy_j=3300.0)
 

@@ -33,7 +33,7 @@ from underwatt.events import (
 )
 from underwatt.records import Measurement, PowerMode, Setting
 from underwatt.runlog.log import KEEP_READINGS, RunLog, follow, read_log
-from underwatt.runlog.record import RunRecord
+from underwatt.runlog.run_record import RunRecord
 
 SETTING = Setting(PowerMode(gpu_mhz=600.0), 8)
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from underwatt.errors import InputError, PredictError
-from underwatt.jobs.load import load_job
+from underwatt.jobs.job_address import load_job
 from underwatt.jobs.training import build_model
 from underwatt.records import ConvergenceRun
 from underwatt.studies.noise_scale import NoiseScaleMeter, measure_noise_scale, noise_scale_on_the_way

@@ -13,7 +13,7 @@ import pytest
 
 from underwatt.errors import InputError
 from underwatt.jobs.job import Effort, Job
-from underwatt.jobs.load import load_job
+from underwatt.jobs.job_address import load_job
 from underwatt.records import ConvergenceRun
 from underwatt.studies.study import (
     HOPELESS_FACTOR,
@@ -148,7 +148,7 @@ STUDY_FOREVER = """
 import sys
 from underwatt.studies.study import StudySettings, study
 from underwatt.jobs.job import Effort
-from underwatt.jobs.load import load_job
+from underwatt.jobs.job_address import load_job
 address = sys.argv[1]
 def show(progress):
     print("scored", flush=True)

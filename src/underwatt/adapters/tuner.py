@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from underwatt.budget import Budget
-from underwatt.control.live import LiveBudget
+from underwatt.control.live_budget import LiveBudget
 from underwatt.control.pilot import Pilot
 from underwatt.convergence.curve import samples_to_target
 from underwatt.device.registry import open_device

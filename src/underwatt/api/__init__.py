@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from underwatt.api import known
-from underwatt.api.known import log_notes
+from underwatt.api import lookup
+from underwatt.api.lookup import log_notes
 from underwatt.budget import Budget
-from underwatt.control.live import LiveBudget
+from underwatt.control.live_budget import LiveBudget
 from underwatt.convergence.curve import fit_convergence
 from underwatt.device.base import HasStockModes, permitted_space
 from underwatt.errors import InputError, PredictError
@@ -26,7 +26,7 @@ from underwatt.events import Noted
 from underwatt.jobs.command import Limits
 from underwatt.jobs.identity import job_info
 from underwatt.jobs.job import Job
-from underwatt.jobs.load import load_job
+from underwatt.jobs.job_address import load_job
 from underwatt.jobs.runs import Run, RunOptions, RunResult, run_command, run_job
 from underwatt.measure.measurement import MeasureOptions
 from underwatt.measure.series import expected_s, ordered_settings, run_profile, to_measure
@@ -36,7 +36,7 @@ from underwatt.studies.study import StudySettings, data_note, newest_rates, spre
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from underwatt.api.known import AnyJob, AnyStore, Listener
+    from underwatt.api.lookup import AnyJob, AnyStore, Listener
     from underwatt.control.pilot import Pilot
     from underwatt.convergence.curve import ConvergenceCurve
     from underwatt.device.base import Device
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from underwatt.predict.base import SettingArray
     from underwatt.records import ConvergenceRun, DeviceInfo, Measurement, PowerMode, WorkloadInfo
     from underwatt.reports.figures import Report
-    from underwatt.runlog.record import RunRecord
+    from underwatt.runlog.run_record import RunRecord
     from underwatt.store.store import Store
     from underwatt.studies.noise_scale import NoiseScale
     from underwatt.studies.workers import RunSpec
@@ -99,17 +99,17 @@ def profile(
     ``lr_batch_size`` fills ``{lr}``, and one that reports no step within ``first_beat_s``, or ``beat_s`` later on, has
     failed. The listener gets ``ProfileProgress``.
     """
-    here = known.as_device(device)
+    here = lookup.as_device(device)
     limits = Limits(first_beat_s=first_beat_s, beat_s=beat_s)
-    workload, suggested = known.job_workload(job, here, lr, lr_batch_size, limits)
-    sizes = known.some_batch_sizes(batch_sizes, suggested)
+    workload, suggested = lookup.job_workload(job, here, lr, lr_batch_size, limits)
+    sizes = lookup.some_batch_sizes(batch_sizes, suggested)
     space = permitted_space(here)
     if modes:
-        wanted = ordered_settings(known.chosen_modes(modes, space), sizes)
+        wanted = ordered_settings(lookup.chosen_modes(modes, space), sizes)
     else:
-        wanted = known.spread_settings(space, sizes, settings)
+        wanted = lookup.spread_settings(space, sizes, settings)
     options = MeasureOptions(precision=precision, limit_s=limit_s)
-    with known.opened(store) as kept:
+    with lookup.opened(store) as kept:
         number = kept.profile_id(here.info, workload.info)
         seen = list(kept.measurements(number))
         left = len(to_measure(wanted, seen))
@@ -120,7 +120,7 @@ def profile(
             seen.append(found)
             listener(replace(state, done=done, left_s=expected_s(total - done, seen), last=found))
 
-        with known.session(here, listener) as session:
+        with lookup.session(here, listener) as session:
             outcome = run_profile(session, workload, wanted, kept, options=options, watch=watch)
         return MeasuredProfile(here.info, workload.info, kept.measurements(number), number=number, now=outcome)
 
@@ -186,10 +186,10 @@ def converge(
     info = job_info(loaded)
     if note := data_note(loaded):
         listener(Noted(level="warning", text=note))
-    sizes = known.as_batch_sizes(batch_sizes) or spread_batch_sizes(loaded.batch_sizes, points)
+    sizes = lookup.as_batch_sizes(batch_sizes) or spread_batch_sizes(loaded.batch_sizes, points)
     effort = usual_effort(loaded, passes)
     settings = StudySettings(sizes, tuple(range(seeds)), effort, (workers or None) if address else 1)
-    with known.opened(store) as kept:
+    with lookup.opened(store) as kept:
         done = next((runs for workload, runs in kept.convergence() if workload.id == info.id), ())
 
         def keep(run: ConvergenceRun) -> None:
@@ -219,23 +219,23 @@ def run(
     holds them; ``watch`` is called after each step.
     """
     options = replace(options or RunOptions(), **more)
-    device, live = known.as_device(options.device), LiveBudget.from_now(options.whole_budget())
+    device, live = lookup.as_device(options.device), LiveBudget.from_now(options.whole_budget())
     words = [job] if isinstance(job, str) else job
     is_job = isinstance(words, Job) or (len(words) == 1 and ":" in words[0])
     _refuse_idle(options, words, is_job=is_job)
-    with known.opened(options.store) as kept:
+    with lookup.opened(options.store) as kept:
         if is_job:
             loaded = words if isinstance(words, Job) else load_job(words[0])
             if options.target is not None:
                 loaded = replace(loaded, target=options.target)
             info = job_info(loaded)
-            sizes = known.as_batch_sizes(options.batch_sizes) or loaded.batch_sizes
-            curve = known.curve_to(kept, info, loaded.target, listener)
+            sizes = lookup.as_batch_sizes(options.batch_sizes) or loaded.batch_sizes
+            curve = lookup.curve_to(kept, info, loaded.target, listener)
         else:
-            workload, _ = known.job_workload(words, device, options.lr, options.lr_batch_size)
-            info, sizes, curve = workload.info, known.some_batch_sizes(options.batch_sizes), None
+            workload, _ = lookup.job_workload(words, device, options.lr, options.lr_batch_size)
+            info, sizes, curve = workload.info, lookup.some_batch_sizes(options.batch_sizes), None
         folder = options.folder_for(info.name)
-        references = known.load_references(kept, options.references, kept.profile(kept.profile_id(device.info, info)))
+        references = lookup.load_references(kept, options.references, kept.profile(kept.profile_id(device.info, info)))
         made = Run(options, device, live, folder, kept, sizes, curve, references, listener, watch)
         return _run_job(made, loaded, info.name, listener) if is_job else run_command(made, workload)
 
@@ -282,7 +282,7 @@ def read_run(run: Path | str | None = None) -> RunRecord:
 
     ``run`` is its folder or its log; the newest one in runs/ by default.
     """
-    found = known.find_run(run)
+    found = lookup.find_run(run)
     if found is None:
         raise InputError("There is no run in runs/.", hint="Name the folder of a run.")
     return found
@@ -329,17 +329,17 @@ def report_figures(
     from underwatt.store.store import default_store_path
 
     wanted = Budget.of(budget).for_plan() if budget else None
-    record = known.find_run(run)
+    record = lookup.find_run(run)
     runs: tuple[ConvergenceRun, ...] = ()
     others: list[Profile] = []
     if store is None and record is not None and not profile and not default_store_path().exists():
         measured = profile_of(record)
     else:
-        with known.opened(store, create=False) as kept:
+        with lookup.opened(store, create=False) as kept:
             measured, record = _reported(kept, profile, record, asked=run is not None)
-            runs = known.stored_runs(kept, measured.workload.id)
-            others = known.load_references(kept, references, measured)
-    here = known.profiled_device(measured)
+            runs = lookup.stored_runs(kept, measured.workload.id)
+            others = lookup.load_references(kept, references, measured)
+    here = lookup.profiled_device(measured)
     return build_report(
         measured,
         _candidates(measured, record, listener),
@@ -358,7 +358,7 @@ def _reported(kept: Store, number: int, record: RunRecord | None, *, asked: bool
     from underwatt.reports.run_figures import is_of, profile_of, with_run
 
     if record is None:
-        return known.stored_profile(kept, number), None
+        return lookup.stored_profile(kept, number), None
     if not number:
         same = [item.id for item in kept.summaries() if is_of(record, item)]
         return (with_run(kept.profile(same[-1]), record) if same else profile_of(record)), record
@@ -374,8 +374,8 @@ def _reported(kept: Store, number: int, record: RunRecord | None, *, asked: bool
 
 def _candidates(measured: Profile, record: RunRecord | None, listener: Listener) -> SettingArray | None:
     try:
-        space = known.offered_modes(measured, listener)
+        space = lookup.offered_modes(measured, listener)
     except PredictError:
         return None
     sizes = {m.setting.batch_size for m in measured.usable()} | set(record.start.batch_sizes if record else ())
-    return known.every_setting(space, sorted(sizes))
+    return lookup.every_setting(space, sorted(sizes))

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from underwatt.api import known
-from underwatt.api.known import log_notes
+from underwatt.api import lookup
+from underwatt.api.lookup import log_notes
 from underwatt.budget import Budget, parse_budget
-from underwatt.control.as_you_go import comparable, measure_as_you_go
+from underwatt.control.measured_search import comparable, measure_as_you_go
 from underwatt.device.base import HasStockModes, permitted_space
 from underwatt.errors import InputError, MissingExtraError, PredictError
 from underwatt.events import Noted
@@ -38,7 +38,7 @@ from underwatt.store.exchange import plan_record
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from underwatt.api.known import AnyJob, AnyStore, Listener
+    from underwatt.api.lookup import AnyJob, AnyStore, Listener
     from underwatt.convergence.curve import ConvergenceCurve
     from underwatt.device.base import Device
     from underwatt.measure.workload import Workload
@@ -93,12 +93,14 @@ def forecast(
     """
     measured, others = _measured(profile, references, store)
     fitted = load_predictor(predictor).fit(measured.usable(), others)
-    space = known.offered_modes(measured, listener)
-    sizes = known.as_batch_sizes(batch_sizes) or _sizes(measured)
+    space = lookup.offered_modes(measured, listener)
+    sizes = lookup.as_batch_sizes(batch_sizes) or _sizes(measured)
     if modes:
-        settings = SettingArray.of([Setting(mode, size) for mode in known.chosen_modes(modes, space) for size in sizes])
+        settings = SettingArray.of(
+            [Setting(mode, size) for mode in lookup.chosen_modes(modes, space) for size in sizes]
+        )
     else:
-        settings = known.every_setting(space, sizes)
+        settings = lookup.every_setting(space, sizes)
     fitting = fits_memory(settings, measured.measurements)
     if not fitting.all():
         listener(Noted(level="warning", text="Batch sizes that ran out of memory, and larger ones, are left out."))
@@ -128,9 +130,9 @@ def check_forecast(
 
 
 def _measured(number: int, references: Sequence[str | Profile], store: AnyStore) -> tuple[Profile, list[Profile]]:
-    with known.opened(store, create=False) as kept:
-        measured = known.stored_profile(kept, number)
-        return measured, known.load_references(kept, references, measured)
+    with lookup.opened(store, create=False) as kept:
+        measured = lookup.stored_profile(kept, number)
+        return measured, lookup.load_references(kept, references, measured)
 
 
 def _sizes(measured: Profile) -> tuple[int, ...]:
@@ -217,28 +219,28 @@ def plan(
     or those of the id ``convergence``, for their newest target or ``target``. The listener gets ``SearchStep``.
     """
     wanted = _budget(budget, energy, deadline)
-    sizes, fitter, goal = known.as_batch_sizes(batch_sizes), load_predictor(predictor), Goal(goal)
+    sizes, fitter, goal = lookup.as_batch_sizes(batch_sizes), load_predictor(predictor), Goal(goal)
     here: Device | None = None
     workload: Workload | None = None
     if job is not None:
         if profile:
             raise InputError("A profile is what was measured, and a job is measured.", hint="Give one of the two.")
-        here = known.as_device(device)
-        workload, suggested = known.job_workload(job, here, lr, lr_batch_size)
-        sizes = known.some_batch_sizes(sizes, suggested)
+        here = lookup.as_device(device)
+        workload, suggested = lookup.job_workload(job, here, lr, lr_batch_size)
+        sizes = lookup.some_batch_sizes(sizes, suggested)
     elif device:
         raise InputError("A device is named only to be measured.", hint="Name a job too.")
-    with known.opened(store, create=workload is not None) as kept:
+    with lookup.opened(store, create=workload is not None) as kept:
         number = kept.profile_id(here.info, workload.info) if here and workload else profile
-        measured = known.stored_profile(kept, number)
-        others = known.load_references(kept, references, measured)
-        curve = known.stored_curve(kept, measured.workload, listener, wanted_id=convergence, target=target)
+        measured = lookup.stored_profile(kept, number)
+        others = lookup.load_references(kept, references, measured)
+        curve = lookup.stored_curve(kept, measured.workload, listener, wanted_id=convergence, target=target)
         problem = _problem(measured, here, sizes, curve, wanted, goal, listener)
         search = None
         if here and workload:
             search = _search(kept, here, workload, problem, others, fitter, listener)
             measured = kept.profile(number)
-    here = here or known.profiled_device(measured)
+    here = here or lookup.profiled_device(measured)
     measurements = comparable(measured.measurements, problem)
     problem, prediction = predict_candidates(problem, measurements, others, fitter)
     if search:
@@ -281,11 +283,11 @@ def _problem(
     if device:
         space = permitted_space(device)
     else:
-        space = known.offered_modes(measured, tell)
+        space = lookup.offered_modes(measured, tell)
         _warn_of_extremes(sizes, _sizes(measured), "measured", tell)
     if curve is not None:
         _warn_of_extremes(sizes, [one.batch_size for one in curve.observed], "trained to the target", tell)
-    candidates = known.every_setting(space, sizes)
+    candidates = lookup.every_setting(space, sizes)
     candidates = candidates.take(np.flatnonzero(fits_memory(candidates, measured.measurements)))
     return Problem.of(candidates, budget, curve, goal)
 
@@ -303,7 +305,7 @@ def _search(
     before = len(comparable(store.measurements(store.profile_id(device.info, workload.info)), problem))
     text = f"{workload.info.name} on {device.info.name}: measuring as I go among {len(problem):,} settings"
     tell(Noted(level="info", text=f"{text}{f', {before} known' if before else ''}. Store: {store.path}"))
-    with known.session(device, tell) as session:
+    with lookup.session(device, tell) as session:
         found = measure_as_you_go(
             session,
             workload,

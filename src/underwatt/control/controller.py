@@ -26,7 +26,7 @@ from underwatt.records import Measurement, Setting, Status
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from underwatt.control.live import LiveBudget
+    from underwatt.control.live_budget import LiveBudget
     from underwatt.device.session import Session
     from underwatt.events import Event
     from underwatt.measure.meter import Meter

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from underwatt.budget import Budget
-    from underwatt.control.live import LiveBudget
+    from underwatt.control.live_budget import LiveBudget
     from underwatt.control.state import ControlOptions
     from underwatt.planning.problem import Problem
     from underwatt.planning.search import Ask

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 from underwatt import __version__
 from underwatt.control.controller import Controller
+from underwatt.control.publisher import LATE_S, PERIOD_S, Publisher
 from underwatt.control.state import FastPath
-from underwatt.control.telling import LATE_S, PERIOD_S, Teller
 from underwatt.device.base import SimulatesLoad, permitted_space
 from underwatt.device.session import Session
 from underwatt.errors import BudgetError, InputError, OutOfMemoryError, SensorError
@@ -31,9 +31,9 @@ if TYPE_CHECKING:
 
     from typing_extensions import Self
 
-    from underwatt.control.live import BudgetSource, LiveBudget
+    from underwatt.control.live_budget import BudgetSource, LiveBudget
+    from underwatt.control.publisher import EventLog, Keeper
     from underwatt.control.state import ControlOptions
-    from underwatt.control.telling import EventLog, Keeper
     from underwatt.convergence.curve import SamplesToTarget
     from underwatt.device.base import Device
     from underwatt.events import Event
@@ -90,7 +90,7 @@ class Pilot:
         self._loss: Any = None
         self._idle_w: float | None = None
         self._can_pause, self._set_modes = can_pause, set_modes
-        self._teller = Teller(log, saver, listener, inbox)
+        self._publisher = Publisher(log, saver, listener, inbox)
         if inbox is not None:
             live.inbox = inbox
 
@@ -117,7 +117,7 @@ class Pilot:
             self._check_lowest()
         self._begun_s = self.device.clock.now_s() - self._elapsed_s
         self.meter.listen(lambda read: self._fast.heard(read.at_s, read.power_w, self._live.has_news()))
-        if self._teller.log is not None:
+        if self._publisher.log is not None:
             self.meter.listen(self._log_reading)
         stack.enter_context(self.meter)
         self._controller = self._make_controller()
@@ -324,19 +324,19 @@ class Pilot:
     # Telling
 
     def _log_reading(self, sample: PowerSample) -> None:
-        assert self._teller.log is not None
-        self._teller.log.power(sample.at_s - self._begun_s, sample.power_w)
+        assert self._publisher.log is not None
+        self._publisher.log.power(sample.at_s - self._begun_s, sample.power_w)
         controller = self._controller
-        if controller is not None and controller.setting is not None and self._teller.is_progress_due(sample.at_s):
+        if controller is not None and controller.setting is not None and self._publisher.is_progress_due(sample.at_s):
             self._say_progress()
 
     def _tell(self, event: Event) -> None:
-        self._teller.tell(replace(event, at_s=self.elapsed_s))
+        self._publisher.tell(replace(event, at_s=self.elapsed_s))
         if isinstance(event, Measured):
             self._known += (event.measurement,)
 
     def _say_news(self) -> None:
-        for note in self._teller.news():
+        for note in self._publisher.news():
             self._tell(note)
 
     def _say_start(self) -> None:
@@ -361,12 +361,12 @@ class Pilot:
         )
 
     def _say_progress_if_late(self) -> None:
-        if self._teller.is_progress_due(self._now_s(), LATE_S):
+        if self._publisher.is_progress_due(self._now_s(), LATE_S):
             self._say_progress()
 
     def _say_progress(self) -> None:
-        now_s, controller, log = self._now_s(), self.controller, self._teller.log
-        self._teller.progress_told(now_s)
+        now_s, controller, log = self._now_s(), self.controller, self._publisher.log
+        self._publisher.progress_told(now_s)
         self._say_news()
         if log is None:
             return
@@ -396,7 +396,7 @@ class Pilot:
             outcome = "interrupted" if isinstance(failure, (KeyboardInterrupt, SystemExit)) else "failed"
         error = str(failure) if failure is not None and outcome == "failed" else None
         try:
-            if (note := self._teller.close()) is not None:
+            if (note := self._publisher.close()) is not None:
                 self._tell(note)
         finally:
             self._say_news()
@@ -411,8 +411,8 @@ class Pilot:
                     error=error,
                 )
             )
-            if self._teller.log is not None:
-                self._teller.log.flush()
+            if self._publisher.log is not None:
+                self._publisher.log.flush()
                 self._say_news()
 
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from underwatt.budget import Budget
     from underwatt.control.headroom import Headroom
     from underwatt.control.knowledge import Knowledge
-    from underwatt.control.live import LiveBudget
+    from underwatt.control.live_budget import LiveBudget
     from underwatt.records import DeviceState, Measurement, PowerMode, Setting
 
 LONG_STEPS = 5.0  # a drift of their time is seen in so many steps

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from underwatt.api.known import every_setting, spread_settings
+from underwatt.api.lookup import every_setting, spread_settings
 from underwatt.budget import Budget, Schedule
-from underwatt.control.as_you_go import measure_as_you_go
-from underwatt.control.live import LiveBudget
+from underwatt.control.live_budget import LiveBudget
+from underwatt.control.measured_search import measure_as_you_go
 from underwatt.demo.job import BATCH_SIZES, RESNET18
 from underwatt.device.session import Session
 from underwatt.drivers.virtual.device import VirtualJetson, open_virtual
@@ -26,7 +26,7 @@ from underwatt.measure.meter import SAMPLE_PERIOD_S, Trace
 from underwatt.measure.series import in_order, run_profile
 from underwatt.planning.problem import Problem
 from underwatt.records import Setting
-from underwatt.runlog.record import RunRecord
+from underwatt.runlog.run_record import RunRecord
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

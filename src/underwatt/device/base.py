@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Protocol, runtime_checkable
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from underwatt.device.clock import Clock
     from underwatt.device.space import ModeSpace
+    from underwatt.device.timing import Clock
     from underwatt.records import Capability, DeviceInfo, DeviceState, PowerMode, PowerSample, WorkloadCost
 
 

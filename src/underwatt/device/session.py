@@ -13,12 +13,11 @@ import signal
 import threading
 from typing import TYPE_CHECKING
 
-from underwatt.device.journal import DeviceLock, Journal, journal_folders, pending
-from underwatt.device.registry import open_device
-from underwatt.errors import ApplyError, DeviceBusyError, UnderwattError
+from underwatt.device.journal import DeviceLock, Journal, journal_folders
+from underwatt.device.recovery import ENDING_SIGNALS, finish_killed, signals_deferred
+from underwatt.errors import ApplyError, UnderwattError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from pathlib import Path
     from types import FrameType
     from typing import Any
@@ -26,11 +25,7 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
     from underwatt.device.base import Device
-    from underwatt.device.journal import JournalEntry
     from underwatt.records import PowerMode
-
-_ENDING_SIGNALS = (signal.SIGTERM, signal.SIGHUP)
-_DEFERRED_SIGNALS = (signal.SIGINT, *_ENDING_SIGNALS)
 
 
 class Session:
@@ -50,8 +45,8 @@ class Session:
         if not self.device.info.in_process:
             self._lock.acquire()
             try:
-                with _signals_deferred():
-                    self.recovered = _finish_killed(self.device, self._folders)
+                with signals_deferred():
+                    self.recovered = finish_killed(self.device, self._folders)
             except BaseException:
                 self._lock.release()
                 raise
@@ -64,7 +59,7 @@ class Session:
         """Set a power mode until the session ends; a signal waits until the device is in one piece."""
         if not mode.knobs():
             return  # a session that sets nothing has nothing to put back: it must never write
-        with _signals_deferred():
+        with signals_deferred():
             found = {**self.device.snapshot(mode), **self._found}
             if found != self._found:
                 if not self.device.info.in_process:
@@ -76,7 +71,7 @@ class Session:
         """Put everything back now; what cannot be put back stays in the journal and is an error."""
         if not self._found or os.getpid() != self._process:  # a forked child owns nothing
             return
-        with _signals_deferred():
+        with signals_deferred():
             try:
                 self.device.restore(self._found)
             except UnderwattError as exc:
@@ -98,29 +93,14 @@ class Session:
                 signal.signal(number, handler)
 
 
-def _finish_killed(device: Device, folders: tuple[Path, ...]) -> bool:
-    """Put back what a killed session left of this device; whether there was anything."""
-    left = [journal for folder in folders if (journal := Journal.of(device.info, "session", folder)).exists()]
-    for journal in left:
-        try:
-            device.restore(journal.read().snapshot)
-        except ApplyError as exc:
-            raise ApplyError(
-                f"A killed session left {device.info.name} changed, and it cannot be put back: {exc.message}",
-                hint=f"{exc.hint} `underwatt restore --discard` gives it up.".strip(),
-            ) from exc
-        journal.remove()
-    return bool(left)
-
-
 def set_mode(device: Device, mode: PowerMode, folder: Path | None = None) -> None:
     """Set a mode that outlives this process; the first state found is kept for ``underwatt restore``."""
     folders = (folder,) if folder else journal_folders()
     lock = DeviceLock(device.info, folder)
     lock.acquire()
     try:
-        with _signals_deferred():
-            _finish_killed(device, folders)
+        with signals_deferred():
+            finish_killed(device, folders)
             journal = Journal.of(device.info, "set", folders[0])
             kept = dict(journal.read().snapshot) if journal.exists() else {}
             before = dict(device.snapshot(mode))
@@ -139,72 +119,13 @@ def set_mode(device: Device, mode: PowerMode, folder: Path | None = None) -> Non
         lock.release()
 
 
-def restore(
-    folder: Path | None = None, *, discard: bool = False, open_address: Callable[[str], Device] = open_device
-) -> list[tuple[str, UnderwattError | None]]:
-    """Finish every journal; returns what each was for, and the error where it could not be finished.
-
-    ``discard`` gives up journals that are damaged, or that were tried and cannot be finished.
-    """
-    outcomes: list[tuple[str, UnderwattError | None]] = []
-    for journal in pending((folder,) if folder else journal_folders()):
-        name = journal.path.name
-        try:
-            entry = journal.read()
-            name = f"{entry.device_name} ({entry.address})"
-            _finish(journal, entry, open_address, folder)
-            outcomes.append((name, None))
-        except DeviceBusyError as exc:
-            outcomes.append((name, exc))  # its process lives, and puts the device back by itself
-        except UnderwattError as exc:
-            if discard:
-                journal.remove()
-                outcomes.append((f"{name}: given up ({exc.message})", None))
-            else:
-                way_out = "Where that cannot be mended, `underwatt restore --discard` gives this journal up."
-                hint = exc.hint if "--discard" in exc.hint else f"{exc.hint} {way_out}".strip()
-                outcomes.append((name, type(exc)(exc.message, hint=hint)))
-    return outcomes
-
-
-def _finish(journal: Journal, entry: JournalEntry, open_address: Callable[[str], Device], folder: Path | None) -> None:
-    device = open_address(entry.address)
-    lock = DeviceLock(device.info, folder)
-    lock.acquire()
-    try:
-        with _signals_deferred():
-            device.restore(entry.snapshot)
-            journal.remove()
-    finally:
-        lock.release()
-        device.close()
-
-
 def _end_on_signals() -> dict[int, Any]:
     """Turn the signals that would end this process silently into ``SystemExit``; returns the old handlers."""
     if threading.current_thread() is not threading.main_thread():
         return {}
-    silent = [number for number in _ENDING_SIGNALS if signal.getsignal(number) is signal.SIG_DFL]
+    silent = [number for number in ENDING_SIGNALS if signal.getsignal(number) is signal.SIG_DFL]
     return {number: signal.signal(number, _raise_exit) for number in silent}
 
 
 def _raise_exit(number: int, _frame: FrameType | None) -> None:
     raise SystemExit(128 + number)
-
-
-class _signals_deferred:  # noqa: N801 - reads as a verb phrase in a with statement
-    """Hold back the signals that end a process while the device is half way between two states."""
-
-    def __enter__(self) -> None:
-        self._held: list[int] = []
-        self._handlers: dict[int, Any] = {}
-        if threading.current_thread() is threading.main_thread():
-            for number in _DEFERRED_SIGNALS:
-                self._handlers[number] = signal.signal(number, lambda held, _frame: self._held.append(held))
-
-    def __exit__(self, *_: object) -> None:
-        for number, handler in self._handlers.items():
-            # A handler that was not installed from Python reads as None and cannot be put back by Python.
-            signal.signal(number, handler if handler is not None else signal.SIG_DFL)
-        for number in dict.fromkeys(self._held):
-            signal.raise_signal(number)

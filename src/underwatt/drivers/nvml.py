@@ -13,15 +13,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from underwatt._imports import require
-from underwatt.device.clock import SystemClock
 from underwatt.device.space import Knob, ModeSpace
+from underwatt.device.timing import SystemClock
 from underwatt.errors import ApplyError, DeviceError, NoDeviceError, NotPermittedError, SensorError, UnderwattError
 from underwatt.records import Capability, DeviceInfo, DeviceState, PowerMode, PowerSample
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from underwatt.device.clock import Clock
+    from underwatt.device.timing import Clock
 
 _SETTING_REMEDY = "Run as root (sudo), or give the container CAP_SYS_ADMIN; a duty cycle needs no permission."
 _CAP_SYS_ADMIN_BIT = 21

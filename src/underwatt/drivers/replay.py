@@ -10,10 +10,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from underwatt.csv_tables import read_measurements
 from underwatt.device.space import ModeSpace
 from underwatt.errors import InputError, ModeError, OutOfMemoryError, SensorError, StepError
 from underwatt.records import Capability, DeviceInfo, DeviceState, PowerMode, PowerSample, Setting, Status
-from underwatt.tables import read_measurements
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -25,7 +25,9 @@ class ReplayDevice:
     """Measurements that can be asked again."""
 
     def __init__(self, measurements: Sequence[Measurement], *, name: str, address: str) -> None:
-        from underwatt.drivers.virtual.board import VirtualClock  # here, so that looking for devices stays light
+        from underwatt.drivers.virtual.simulated_board import (
+            VirtualClock,  # here, so that looking for devices stays light
+        )
 
         # Of a setting that was measured again the last answer counts, but none counts less than a failure.
         self._by_setting = {m.setting: m for m in sorted(measurements, key=lambda m: m.usable)}

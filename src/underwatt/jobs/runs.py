@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from underwatt.budget import Schedule
-    from underwatt.control.live import LiveBudget
+    from underwatt.control.live_budget import LiveBudget
     from underwatt.convergence.curve import SamplesToTarget
     from underwatt.device.base import Device
     from underwatt.events import Event
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from underwatt.jobs.job import Job
     from underwatt.measure.workload import Workload
     from underwatt.records import Profile, WorkloadInfo
-    from underwatt.runlog.record import RunRecord, Verdict
+    from underwatt.runlog.run_record import RunRecord, Verdict
     from underwatt.store.store import Store
 
 

@@ -12,19 +12,19 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Protocol
 
 from underwatt.device.base import SimulatesLoad
-from underwatt.device.clock import SystemClock
+from underwatt.device.timing import SystemClock
 from underwatt.errors import InputError, JobError, OutOfMemoryError, StepError, UnderwattError
 from underwatt.jobs.command import DEFAULT_LIMITS, DEFAULT_RATE, CommandRate, CommandRun, CommandWorkload, Limits
 from underwatt.jobs.faults import call_job
 from underwatt.jobs.job import Job
-from underwatt.jobs.load import load_job
+from underwatt.jobs.job_address import load_job
 from underwatt.measure.workload import Beat
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from underwatt.device.base import Device
-    from underwatt.device.clock import Clock
+    from underwatt.device.timing import Clock
     from underwatt.jobs.training import Training
     from underwatt.measure.workload import Workload
     from underwatt.records import WorkloadCost, WorkloadInfo

@@ -13,7 +13,7 @@ from underwatt.errors import InputError
 from underwatt.records import Status, to_json
 from underwatt.reports.run_figures import OUTCOMES
 from underwatt.reports.words import allowed
-from underwatt.runlog.record import TOLERANCE
+from underwatt.runlog.run_record import TOLERANCE
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

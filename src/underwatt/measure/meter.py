@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
     from underwatt.device.base import Device
-    from underwatt.device.clock import Timer
+    from underwatt.device.timing import Timer
     from underwatt.records import PowerSample
 
 SAMPLE_PERIOD_S = 0.1

@@ -10,11 +10,11 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
+from underwatt.csv_tables import parsed, read_rows
 from underwatt.errors import InputError, OutOfMemoryError, StepError, WorkloadError
 from underwatt.measure.measurement import measure
 from underwatt.measure.steady import Settling
 from underwatt.records import KNOBS, Measurement, PowerMode, Setting, Status
-from underwatt.tables import parsed, read_rows
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from underwatt.predict.base import SettingArray
     from underwatt.records import ConvergenceRun, Measurement, PowerMode, Profile, Setting
     from underwatt.reports.plan_figures import PlanToExplain
-    from underwatt.runlog.record import RunRecord
+    from underwatt.runlog.run_record import RunRecord
 
 
 # Ten fits to a thousand settings take most of a minute; so many say as much about the predictions.

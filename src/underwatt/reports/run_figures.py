@@ -27,13 +27,13 @@ from underwatt.reports.words import (
     percent,
     watts,
 )
-from underwatt.runlog.record import TOLERANCE
+from underwatt.runlog.run_record import TOLERANCE
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from underwatt.records import Setting
-    from underwatt.runlog.record import RunRecord, Verdict
+    from underwatt.runlog.run_record import RunRecord, Verdict
     from underwatt.store.store import ProfileSummary
 
     Floats = NDArray[np.float64]

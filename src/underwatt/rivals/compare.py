@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 
 from underwatt.budget import Watts
+from underwatt.csv_tables import read_measurements
 from underwatt.drivers.replay import ReplayDevice
 from underwatt.drivers.virtual.device import VirtualJetson
 from underwatt.drivers.virtual.physics import Clocks, step_power, step_times
@@ -32,7 +33,6 @@ from underwatt.rivals.choices import (
     oracle,
     stock_mode,
 )
-from underwatt.tables import read_measurements
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

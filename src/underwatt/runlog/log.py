@@ -19,7 +19,7 @@ import numpy as np
 from underwatt.errors import InputError
 from underwatt.events import BudgetChanged, Ended, Event, Readings, Resumed, SettingChanged, Started, from_line, to_line
 from underwatt.measure.meter import Trace
-from underwatt.runlog.record import RunRecord
+from underwatt.runlog.run_record import RunRecord
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

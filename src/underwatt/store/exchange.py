@@ -24,6 +24,7 @@ from functools import cache, partial
 from importlib import resources
 from typing import TYPE_CHECKING, Any
 
+from underwatt.csv_tables import NATIVE_MARK, cells_reader, parsed, positive, read_measurements, read_rows
 from underwatt.errors import InputError
 from underwatt.planning.choice import Plan
 from underwatt.records import (
@@ -39,15 +40,14 @@ from underwatt.records import (
     to_json,
     to_row,
 )
-from underwatt.tables import NATIVE_MARK, cells_reader, parsed, positive, read_measurements, read_rows
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
     from pathlib import Path
     from typing import TextIO
 
+    from underwatt.csv_tables import Rows
     from underwatt.rivals.compare import Alternative
-    from underwatt.tables import Rows
 
 KIND = "underwatt"  # under this name a JSON file says what it holds: "profile" or "plan"
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"  # of a spreadsheet or an editor

@@ -22,7 +22,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from underwatt.errors import StepError, UnderwattError
-from underwatt.jobs.load import load_job
+from underwatt.jobs.job_address import load_job
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from underwatt.drivers.jetson import JetsonBackend
-from underwatt.drivers.jetson.boards import Caps
+from underwatt.drivers.jetson.board_facts import Caps
 from underwatt.drivers.jetson.device import JetsonDevice, build_space
 from underwatt.drivers.jetson.knobs import Tables
 from underwatt.drivers.jetson.sysfs import Presence, Sysfs

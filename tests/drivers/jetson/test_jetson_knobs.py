@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 import jetson_trees as trees
 import pytest
 
-from underwatt.drivers.jetson.boards import detect_board
+from underwatt.drivers.jetson.board_facts import detect_board
 from underwatt.drivers.jetson.knobs import (
     Cpu,
     Emc,

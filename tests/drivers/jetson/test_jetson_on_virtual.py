@@ -8,9 +8,9 @@ import pytest
 
 from underwatt.device.base import HasStockModes
 from underwatt.drivers.jetson.device import JetsonDevice
-from underwatt.drivers.virtual.board import VirtualBoard
-from underwatt.drivers.virtual.boards import BOARDS
+from underwatt.drivers.virtual.board_specs import BOARDS
 from underwatt.drivers.virtual.device import VirtualJetson
+from underwatt.drivers.virtual.simulated_board import VirtualBoard
 from underwatt.drivers.virtual.sysfs import SysfsBoard
 from underwatt.records import WorkloadCost
 from underwatt.testing.devices import DeviceConformance

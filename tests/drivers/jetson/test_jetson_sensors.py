@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import jetson_trees as trees
 import pytest
 
-from underwatt.drivers.jetson.boards import detect_board
+from underwatt.drivers.jetson.board_facts import detect_board
 from underwatt.drivers.jetson.device import JetsonDevice
 from underwatt.drivers.jetson.sensors import PowerMonitor, ThermalZones, find_rails
 from underwatt.drivers.jetson.sysfs import Sysfs

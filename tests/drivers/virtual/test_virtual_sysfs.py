@@ -8,8 +8,8 @@ import pytest
 from virtual_costs import SMALL
 
 from underwatt.drivers.jetson.device import JetsonDevice
-from underwatt.drivers.virtual.board import VirtualBoard
-from underwatt.drivers.virtual.boards import BOARDS
+from underwatt.drivers.virtual.board_specs import BOARDS
+from underwatt.drivers.virtual.simulated_board import VirtualBoard
 from underwatt.drivers.virtual.sysfs import SysfsBoard
 from underwatt.errors import InputError
 from underwatt.records import PowerMode
@@ -18,7 +18,7 @@ from underwatt.testing.devices import DeviceConformance
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from underwatt.drivers.virtual.boards import BoardSpec
+    from underwatt.drivers.virtual.board_specs import BoardSpec
 
 EVERY_BOARD = pytest.mark.parametrize("name", list(BOARDS))
 BPMP_RATE = "sys/kernel/debug/bpmp/debug/clk/emc/rate"

@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from underwatt.device.clock import Clock, SystemClock
 from underwatt.device.space import Knob, ModeSpace
-from underwatt.drivers.jetson.boards import (
+from underwatt.device.timing import Clock, SystemClock
+from underwatt.drivers.jetson.board_facts import (
     CONF_FILE,
     STATUS_FILE,
     Caps,
@@ -20,8 +20,8 @@ from underwatt.drivers.jetson.boards import (
     serial_number,
 )
 from underwatt.drivers.jetson.knobs import CAP_FILE, DEBUGFS, HZ_PER_MHZ, KHZ_PER_MHZ, Hardware, Tables, find_railgate
-from underwatt.drivers.jetson.restore import Restorer, take_snapshot
 from underwatt.drivers.jetson.sensors import PowerMonitor, ThermalZones
+from underwatt.drivers.jetson.snapshot import Restorer, take_snapshot
 from underwatt.drivers.jetson.sysfs import Presence, Sysfs
 from underwatt.errors import ApplyError, DeviceError, InputError, ModeError, NotPermittedError
 from underwatt.records import Capability, DeviceInfo, DeviceState, PowerMode, PowerSample
@@ -29,7 +29,7 @@ from underwatt.records import Capability, DeviceInfo, DeviceState, PowerMode, Po
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from underwatt.drivers.jetson.boards import Board
+    from underwatt.drivers.jetson.board_facts import Board
 
 _UDEV = {
     "cpu_cores": 'SUBSYSTEM=="cpu", RUN+="/bin/sh -c \'chgrp underwatt /sys%p/online; chmod g+w /sys%p/online\'"',

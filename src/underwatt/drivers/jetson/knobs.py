@@ -17,7 +17,7 @@ from underwatt.errors import DeviceError, ModeError
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping
 
-    from underwatt.drivers.jetson.boards import Board, Caps
+    from underwatt.drivers.jetson.board_facts import Board, Caps
     from underwatt.drivers.jetson.sysfs import Sysfs
 
 KHZ_PER_MHZ = 1_000

@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from underwatt.drivers.jetson.boards import KNOWN_TOTALS, Board
+from underwatt.drivers.jetson.board_facts import KNOWN_TOTALS, Board
 from underwatt.errors import DeviceError, SensorError
 
 if TYPE_CHECKING:

@@ -19,7 +19,7 @@ class VirtualBackend:
 
     def find(self) -> tuple[str, ...]:
         """The names of the boards that can be simulated."""
-        from underwatt.drivers.virtual.boards import BOARDS
+        from underwatt.drivers.virtual.board_specs import BOARDS
 
         return tuple(BOARDS)
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 from urllib.parse import parse_qsl
 
-from underwatt.drivers.virtual.board import VirtualBoard
-from underwatt.drivers.virtual.boards import BOARDS
+from underwatt.drivers.virtual.board_specs import BOARDS
+from underwatt.drivers.virtual.simulated_board import VirtualBoard
 from underwatt.errors import InputError, JournalError, NoDeviceError
 from underwatt.records import Capability, DeviceInfo, DeviceState, PowerMode, PowerSample
 

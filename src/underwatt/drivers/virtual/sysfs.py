@@ -23,8 +23,8 @@ from underwatt.records import PowerMode
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from underwatt.drivers.virtual.board import VirtualBoard
-    from underwatt.drivers.virtual.boards import BoardSpec
+    from underwatt.drivers.virtual.board_specs import BoardSpec
+    from underwatt.drivers.virtual.simulated_board import VirtualBoard
     from underwatt.records import WorkloadCost
 
 CPU = "sys/devices/system/cpu"

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from underwatt.budget import Budget, Schedule, Watts, parse_budget
-from underwatt.control.live import POLL_S, LiveBudget
+from underwatt.control.live_budget import POLL_S, LiveBudget
 from underwatt.errors import InputError
 from underwatt.runlog.inbox import Inbox, post_budget
 

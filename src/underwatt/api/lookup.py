@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from underwatt.jobs.job import Job
     from underwatt.measure.workload import Workload
     from underwatt.records import ConvergenceRun, PowerMode, Profile, Setting, WorkloadInfo
-    from underwatt.runlog.record import RunRecord
+    from underwatt.runlog.run_record import RunRecord
 
     AnyJob: TypeAlias = Job | str | Sequence[str]  # a job, its address, or the words of a command
     AnyStore: TypeAlias = Path | str | Store | None  # a store, or the file it is in; the usual one where it is none

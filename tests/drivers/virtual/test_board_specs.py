@@ -6,15 +6,15 @@ import numpy as np
 import pytest
 from virtual_costs import IMAGENET, SMALL
 
-from underwatt.drivers.virtual.board import VirtualBoard
-from underwatt.drivers.virtual.boards import BOARDS
+from underwatt.drivers.virtual.board_specs import BOARDS
 from underwatt.drivers.virtual.physics import Clocks, step_power, step_times
+from underwatt.drivers.virtual.simulated_board import VirtualBoard
 from underwatt.errors import InputError
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from underwatt.drivers.virtual.boards import BoardSpec
+    from underwatt.drivers.virtual.board_specs import BoardSpec
 
 EVERY_BOARD = pytest.mark.parametrize("spec", BOARDS.values(), ids=lambda spec: spec.name)
 MODES = {"nano": 5_040, "tx2-nx": 6_552, "xavier-agx": 29_232, "orin-nano": 1_800, "orin-agx": 18_096}

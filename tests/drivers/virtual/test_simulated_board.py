@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, strategies as st
 from virtual_costs import IMAGENET, SMALL, STARVED
 
-from underwatt.drivers.virtual.board import AveragingSensor, VirtualBoard, VirtualClock
-from underwatt.drivers.virtual.boards import BOARDS, SensorRail, SensorSpec
+from underwatt.drivers.virtual.board_specs import BOARDS, SensorRail, SensorSpec
+from underwatt.drivers.virtual.simulated_board import AveragingSensor, VirtualBoard, VirtualClock
 from underwatt.errors import InputError, ModeError, OutOfMemoryError
 from underwatt.records import PowerMode, WorkloadCost
 

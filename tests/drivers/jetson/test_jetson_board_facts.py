@@ -6,7 +6,7 @@ import jetson_trees as trees
 import pytest
 from hypothesis import given, strategies as st
 
-from underwatt.drivers.jetson.boards import (
+from underwatt.drivers.jetson.board_facts import (
     CONF_FILE,
     Caps,
     NvpConf,

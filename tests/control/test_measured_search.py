@@ -7,7 +7,7 @@ import pytest
 from nano_world import COST, board, settings_of
 
 from underwatt.budget import parse_budget
-from underwatt.control.as_you_go import comparable, measure_as_you_go
+from underwatt.control.measured_search import comparable, measure_as_you_go
 from underwatt.device.session import Session
 from underwatt.errors import BudgetError
 from underwatt.planning.choice import choose_measured, forecast

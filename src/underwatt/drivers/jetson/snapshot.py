@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from underwatt.drivers.jetson.boards import STATUS_FILE, active_id
+from underwatt.drivers.jetson.board_facts import STATUS_FILE, active_id
 from underwatt.drivers.jetson.knobs import BPMP, CPU_FOLDER, OVERRIDE, find_cpu
 from underwatt.drivers.jetson.sysfs import write_range
 from underwatt.errors import ApplyError, DeviceError, NotPermittedError

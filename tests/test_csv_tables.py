@@ -5,9 +5,9 @@ from typing import TYPE_CHECKING
 import pytest
 from hypothesis import given, strategies as st
 
+from underwatt.csv_tables import read_measurements
 from underwatt.errors import InputError
 from underwatt.records import PowerMode, Setting, Status
-from underwatt.tables import read_measurements
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from underwatt.drivers.virtual.boards import REFERENCE_C
+from underwatt.drivers.virtual.board_specs import REFERENCE_C
 from underwatt.drivers.virtual.physics import Clocks, PowerParts, StepTimes, idle_power, step_power, step_times
 from underwatt.errors import InputError, OutOfMemoryError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from underwatt.device.clock import Timer
-    from underwatt.drivers.virtual.boards import BoardSpec, SensorRail, SensorSpec
+    from underwatt.device.timing import Timer
+    from underwatt.drivers.virtual.board_specs import BoardSpec, SensorRail, SensorSpec
     from underwatt.records import PowerMode, WorkloadCost
 
 

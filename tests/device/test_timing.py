@@ -3,7 +3,7 @@ from __future__ import annotations
 import threading
 import time
 
-from underwatt.device.clock import SystemClock
+from underwatt.device.timing import SystemClock
 
 
 def test_system_timer_skips_instead_of_piling_up() -> None:

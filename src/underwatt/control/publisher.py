@@ -9,13 +9,13 @@ import math
 import time
 from typing import TYPE_CHECKING, Protocol
 
-from underwatt.control.live import MayFail
+from underwatt.control.live_budget import MayFail
 from underwatt.events import Measured, Noted
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from underwatt.control.live import BudgetSource
+    from underwatt.control.live_budget import BudgetSource
     from underwatt.events import Event
     from underwatt.records import Measurement
 
@@ -45,7 +45,7 @@ class Keeper(MayFail, Protocol):
         """Wait until all is kept, or cannot be; how many measurements could not."""
 
 
-class Teller:
+class Publisher:
     """Tells everybody; what fails on the way ends no training, but is said when it begins, and when it is over."""
 
     def __init__(
