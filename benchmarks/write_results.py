@@ -41,9 +41,9 @@ COMMANDS = {
     "edge": "edge.py --keep",
     "measure": "measure.py --cases 200 --keep",
     "physics": "physics.py --data {data}/powertrain --keep",
-    "hold_0": "hold.py --seeds 2 --first-seed 0 --keep 0",
-    "hold_10": "hold.py --seeds 2 --first-seed 10 --keep 10",
-    "hold_20": "hold.py --seeds 2 --first-seed 20 --keep 20",
+    "hold_0": "hold.py --cases steps,solar --seeds 0,1 --keep 0",
+    "hold_10": "hold.py --cases steps,solar --seeds 10,11 --keep 10",
+    "hold_20": "hold.py --cases steps,solar --seeds 20,21 --keep 20",
     "tune": "tune.py --keep",
 }
 # Made on a borrowed GPU before records held their commit: these are the commits that brought them.
