@@ -334,8 +334,7 @@ class Run:
 
 def _said_held(record: RunRecord) -> bool | None:
     """The run's own verdict: whether the budget was held; ``None`` where it says nothing."""
-    verdict = record.verdict()
-    return verdict.over_s <= 0.01 * verdict.judged_s if verdict.is_enough else None
+    return record.end.verdict.held if record.end and record.end.verdict else None
 
 
 def _nothing() -> dict[str, Any]:

@@ -9,11 +9,15 @@ from __future__ import annotations
 import json
 import math
 from dataclasses import dataclass, fields
+from enum import Enum
 from typing import Any, ClassVar
 
 from underwatt.errors import InputError
 from underwatt.records import DeviceInfo, Measurement, Setting, WorkloadInfo, from_json, to_json
 
+ALLOWED_SHARE = 0.01  # of the judged time may be over the budget
+# Less than this proves nothing: it is mostly the sensor finding out what the device draws.
+FEWEST_JUDGED_S = 5.0
 _DECIMALS = 4  # a tenth of a millisecond, a tenth of a milliwatt
 
 
@@ -140,6 +144,56 @@ class Noted(Event):
     text: str
 
 
+class Judgement(str, Enum):
+    """What can be said of a run's budget."""
+
+    HELD = "held"
+    NOT_HELD = "not held"
+    TOO_SHORT = "too short to say"
+    UNBOUNDED = "no watts were bounded"
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """How a run kept its budget, and how much of it could be judged."""
+
+    bounded_s: float = 0.0  # that readings cover while watts were bounded
+    judged_s: float = 0.0  # of it, without what a sensor's lag excuses
+    over_s: float = 0.0  # that the mean was above the budget by more than the tolerance, or a reading above its peak
+    peaks: int = 0  # seconds with a reading above a budget of peak watts
+    worst_over: float = 0.0  # the most that it was above the budget, as a share of it
+    since_s: float | None = None  # when it was first above
+    why: str = ""  # where the run knows
+
+    @property
+    def judgement(self) -> Judgement:
+        """The verdict in a word."""
+        if self.bounded_s == 0:
+            return Judgement.UNBOUNDED
+        if self.peaks or self.over_s > max(ALLOWED_SHARE * self.judged_s, ALLOWED_SHARE * FEWEST_JUDGED_S):
+            return Judgement.NOT_HELD
+        return Judgement.HELD if self.judged_s >= FEWEST_JUDGED_S else Judgement.TOO_SHORT
+
+    @property
+    def held(self) -> bool | None:
+        """Whether the budget was held; ``None`` where that cannot be said."""
+        return {Judgement.HELD: True, Judgement.NOT_HELD: False}.get(self.judgement)
+
+    def __str__(self) -> str:
+        if self.judgement is Judgement.UNBOUNDED:
+            return "No watts were bounded."
+        if self.judgement is Judgement.TOO_SHORT:
+            return f"Too short to say whether the budget was held: {self.judged_s:.1f} s were judged."
+        if self.judgement is Judgement.HELD:
+            return f"The budget was held: above it for {self.over_s:.1f} s of {self.judged_s:.0f} s."
+        since = "" if self.since_s is None else f", first at {self.since_s:.0f} s"
+        why = f" {self.why}" if self.why else ""
+        return (
+            f"The budget was NOT held: above it for {self.over_s:.1f} s of {self.judged_s:.0f} s{since}, "
+            f"by up to {100 * self.worst_over:.1f}%.{why}"
+        )
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ended(Event):
     """A run is over."""
@@ -152,6 +206,7 @@ class Ended(Event):
     steps: int = 0
     score: float | None = None
     error: str | None = None
+    verdict: Verdict | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING
 from underwatt.budget import Watts
 from underwatt.control import state as control
 from underwatt.control.headroom import COUNTED_MARGIN, READ_MARGIN, Headroom, LevelSearch
-from underwatt.control.knowledge import Knowledge, mean_reading_w, seen_steps
+from underwatt.control.knowledge import Knowledge, mean_reading_w, seen_idle_w, seen_steps
 from underwatt.control.pacer import Pacer
 from underwatt.control.state import ControlOptions, ControlState, Excess, FastPath, Phase, SensorFinding
+from underwatt.control.verdict import TOLERANCE, LiveJudge
 from underwatt.errors import ApplyError, ModeError, NotPermittedError, OutOfMemoryError, SensorError
 from underwatt.events import BudgetChanged, Measured, Noted, SettingChanged
 from underwatt.measure.measurement import Measuring
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 
     from underwatt.control.live_budget import LiveBudget
     from underwatt.device.session import Session
-    from underwatt.events import Event
+    from underwatt.events import Event, Verdict
     from underwatt.measure.meter import Meter
     from underwatt.planning.problem import Problem
     from underwatt.records import Profile
@@ -58,6 +59,7 @@ class Controller:
         begun_s: float | None = None,
         can_pause: bool = True,
         waiting: Callable[[], None] = lambda: None,
+        judge: LiveJudge | None = None,
     ) -> None:
         self.fast_path = FastPath()
         self.energy_before_j = 0.0  # of an earlier part of the same training
@@ -76,6 +78,9 @@ class Controller:
         self._settling = Settling()
         self._pacer = Pacer(meter, problem.idle_w or 0.0, now_s)
         self._measuring: Measuring | None = None
+        self.judge = judge or LiveJudge(meter, self._begun_s)
+        self._is_over = False
+        self._stepped_s = now_s
         self._share_done = 0.0
         self._paused_s = 0.0
 
@@ -98,6 +103,8 @@ class Controller:
         now_s, setting, fast, budget_w = self._now_s(), self.setting, self.fast_path, self.budget_w
         assert setting is not None, "a training begins with one"
         steps, fast.steps, fast.until_s = fast.steps + 1, 0, -math.inf
+        self.judge.steps_take((now_s - self._stepped_s) / steps)
+        self._stepped_s = now_s
         if self._measuring is None and self.phase is Phase.SEARCHING and batch_size == setting.batch_size:
             self._measuring = self._start_measuring(now_s)
         if now_s >= self.state.next_look_s:
@@ -115,6 +122,8 @@ class Controller:
             return
         while (pause_s := self._pacer.pause_s()) > 0 and self.energy_j < self._most_j:
             self._pause(pause_s)
+            if self.phase is Phase.SEARCHING and self.state.room.has_knobs:
+                return  # a setting is to be measured, which a pause would blur
 
     def _pause(self, seconds: float) -> None:
         begin_s = self._now_s()
@@ -151,9 +160,10 @@ class Controller:
         self._share_done = min(max(share, 0.0), 1.0)
 
     def restoring(self) -> None:
-        """The run is over: nothing is decided any more."""
+        """The run is over: nothing is decided any more, and what was read is judged."""
         self.state = replace(self.state, phase=Phase.RESTORING)
         self._measuring = None
+        self.judge.end()
 
     # What others may ask
 
@@ -166,6 +176,11 @@ class Controller:
     def phase(self) -> Phase:
         """Searching, holding, correcting or restoring."""
         return self.state.phase
+
+    @property
+    def verdict(self) -> Verdict:
+        """Whether the budget was held so far."""
+        return self.judge.verdict
 
     @property
     def budget_w(self) -> float:
@@ -200,6 +215,7 @@ class Controller:
         self._follow_budget(elapsed_s, "changed" if self._live.poll(elapsed_s) else "schedule")
         if not self._sensor_works(now_s):
             return
+        self._hear_verdict(now_s)
         try:
             if self._measuring is not None:
                 self._follow_measurement(now_s)
@@ -217,16 +233,41 @@ class Controller:
             if control.may_search(self.state, now_s, level_ends_s) and not self._search.is_done(self.state.room):
                 self._seek()
 
+    def _hear_verdict(self, now_s: float) -> None:
+        """Say at once when the budget is not held, and when it is again; *holding* means that it is."""
+        self.judge.catch_up()
+        over, peak = self.judge.over, self._live.budget.watts is Watts.PEAK
+        is_over = over > (0.0 if peak else TOLERANCE)
+        if is_over and not self._is_over:
+            what = "the highest reading of the last second" if peak else "the mean of the last seconds"
+            drawn_w = self.budget_w * (1 + over)
+            self._note("warning", f"Over the budget: {what} is {drawn_w:.2f} W, {self.budget_w:g} W are allowed.")
+        elif self._is_over and not is_over:
+            self._note("info", f"Within the budget of {self.budget_w:g} W again.")
+        self._is_over = is_over
+        if is_over and self.phase is Phase.HOLDING:
+            self.state = replace(self.state, phase=Phase.CORRECTING)
+            self._say_setting("above the budget")
+        elif control.is_back(self.state, now_s, over, self._options) and self._pacer.can_hold:
+            self.state = replace(self.state, phase=Phase.HOLDING)
+            self._say_setting("within the budget again")
+
     def _cannot_hold(self, now_s: float) -> None:
-        """Pauses draw more than the budget: wait, at the setting that draws least, until more is allowed."""
+        """Pauses at this setting draw more than the budget: find one where they do not, or wait at the lowest."""
         power_w = mean_reading_w(self._meter, now_s - self._options.short_s)
-        is_news = self._pacer.can_hold
-        self.state = replace(self.state, room=replace(self.state.room, floor_w=power_w))
+        if self.setting is not None and self.knowledge.of(self.setting) is not None:
+            self.knowledge.saw_idle(self.setting, power_w)
         self._set_pace()
-        if is_news and not self._pacer.can_hold:
-            text = f"Waiting alone draws {power_w:.2f} W: {self.budget_w:g} W cannot be held, and training waits."
-            self._note("warning", text)
         self._use_best(Phase.CORRECTING, f"pauses drew {power_w:.2f} W")
+        room = self.state.room
+        if room.fits_something() or not self._search.is_done(room):
+            return
+        text = f"Waiting alone draws {power_w:.2f} W: {self.budget_w:g} W cannot be held, and training waits."
+        lowest = room.lowest()
+        if lowest != self.setting:
+            self._note("warning", text)
+            self.judge.because(text)
+            self._use(lowest, Phase.CORRECTING, "waiting draws least there")
 
     def _follow_budget(self, elapsed_s: float, why: str) -> None:
         before, changed = self.state, why == "changed"
@@ -239,6 +280,7 @@ class Controller:
         elif not room.can_wait(watts):
             self._note("warning", f"Waiting alone draws more than {watts:g} W: training waits until more is allowed.")
         self._set_pace()
+        self.judge.budget(self._now_s(), self._live.budget, watts)
         meant, bound_w = self._live.budget, watts if math.isfinite(watts) else None
         self._tell(BudgetChanged(power_w=bound_w, watts=meant.watts.value, window_s=meant.window_s, why=why))
         if self.setting is None:
@@ -271,13 +313,8 @@ class Controller:
         known = self.knowledge.of(self.setting) if self.setting else None
         if known is None or now_s < self.state.valid_s + self._options.short_s:
             return
-        is_back = control.is_back(self.state, now_s, self._options)
-        if self._is_exceeded(known, now_s) or self._has_drifted(known, now_s):
-            return
-        if is_back:
-            self.state = replace(self.state, phase=Phase.HOLDING)
-            self._say_setting("back within what was expected")
-        self._look_for_throttling(now_s)
+        if not self._is_exceeded(known, now_s) and not self._has_drifted(known, now_s):
+            self._look_for_throttling(now_s)
 
     def _is_exceeded(self, known: Measurement, now_s: float) -> bool:
         """Whether the last moment's readings are above what is allowed or expected; corrected where they are."""
@@ -301,7 +338,8 @@ class Controller:
         if long_s is None:
             return False
         self.state = replace(self.state, observed_s=now_s)
-        seen = seen_steps(self._meter, now_s - long_s, self.state.room.idle_w)
+        self._learn_idle(known, now_s - long_s)
+        seen = seen_steps(self._meter, now_s - long_s, self.state.room.idle_at(self.setting))
         if math.isfinite(seen.step_s):
             self.state = replace(self.state, step_time_from_s=-math.inf)
         if self.knowledge.observe(known.setting, seen.power_w, seen.step_s, long_s, seen.blur_w):
@@ -310,6 +348,17 @@ class Controller:
         if math.isfinite(seen.power_w):
             self._use_best(self.phase, f"{seen.power_w:.2f} W were measured", least_gain=WORTH_A_CHANGE)
         return False
+
+    def _learn_idle(self, known: Measurement, since_s: float) -> None:
+        """See what pauses draw at the setting in use, where there were enough of them."""
+        before_w, busy_w = self.state.room.idle_at(self.setting), self.knowledge.expected_w(known)
+        seen_w = seen_idle_w(self._meter, since_s, busy_w)
+        if seen_w is None:
+            return
+        self.knowledge.saw_idle(known.setting, seen_w)
+        if abs(self.state.room.idle_at(self.setting) - before_w) > self._options.idle_news * before_w:
+            self._set_pace()
+            self._pacer.expect(busy_w, self.state.usual_step_s or math.nan)
 
     def _correct(self, power_w: float) -> None:
         """The device has changed: plan again with what is left of the budget."""
@@ -340,20 +389,44 @@ class Controller:
         assert self.setting is not None
         room, options = self.state.room, self._options
         precision = options.measure if room.has_knobs else options.measure_paused
-        return Measuring(self._session.device, self._meter, self.setting, now_s, precision, self._settling, room.idle_w)
+        idle_w = room.idle_at(self.setting)
+        return Measuring(self._session.device, self._meter, self.setting, now_s, precision, self._settling, idle_w)
 
     def _follow_measurement(self, now_s: float) -> None:
         assert self._measuring is not None
         room = self.state.room
-        if not (self._measuring.is_enough() or room.is_ruled_out(self._measuring.so_far, self._options)):
+        is_enough = (
+            self._measuring.is_enough()
+            or room.is_ruled_out(self._measuring.so_far, self._options)
+            or control.outlived(self.state, now_s, self._options)
+        )
+        over_w = 0.0 if is_enough or not room.has_knobs else self._over_while_measured_w(now_s)
+        if not is_enough and not over_w:
             return
         found = self._measuring.end()
-        if found is None:
+        if found is None and not over_w:
             return
-        self._measuring = None
-        self._take(replace(found, cost_s=now_s - self.state.changed_s))
-        self._pacer.measured(found.power_w, found.step_s, forgive=room.has_knobs)
-        self._seek()
+        setting, self._measuring = self._measuring.setting, None
+        if found is None:  # not even two steps: it is not asked for again at this level
+            self._search.tell(Measurement(setting, status=Status.FAILED))
+        else:
+            self._take(replace(found, power_w=max(found.power_w, over_w), cost_s=now_s - self.state.changed_s))
+            self._pacer.measured(found.power_w, found.step_s, forgive=room.has_knobs)
+        if over_w and self.knowledge.measurements():
+            # Back to what is known: if that draws more too, it is the device that has changed, and not the setting.
+            self._use_best(Phase.CORRECTING, f"{over_w:.2f} W were read while a setting was measured")
+        else:
+            self._seek()
+
+    def _over_while_measured_w(self, now_s: float) -> float:
+        """The watts of a setting under measurement that is clearly above the budget; 0 where it is not."""
+        since_s = max(now_s - self._options.short_s, self.state.changed_s)
+        watts = [one.power_w for one in self._meter.readings_after(since_s)]
+        if not watts:
+            return 0.0
+        mean_w, peak_w, peak = sum(watts) / len(watts), max(watts), self._live.budget.watts is Watts.PEAK
+        is_over = control.is_clearly_over(self.state, now_s, mean_w, peak_w, self._options, peak=peak)
+        return mean_w if is_over else 0.0
 
     def _take(self, measurement: Measurement) -> None:
         self._tell(Measured(measurement=measurement))
@@ -442,7 +515,9 @@ class Controller:
         valid_s, blind_until_s = now_s + self._options.lag_s, -math.inf
         if self.knowledge.of(setting) is not None and expected_w is not None and newest is not None:
             valid_s = blind_until_s = now_s + self._settling.seconds(newest.power_w - expected_w, expected_w)
-        self.state = replace(self.state, changed_s=now_s, usual_step_s=usual_s, valid_s=valid_s)
+        read_w = newest.power_w if newest else 0.0
+        self.state = replace(self.state, changed_s=now_s, changed_from_w=read_w, usual_step_s=usual_s, valid_s=valid_s)
+        self._set_pace()
         self._pacer.expect(expected_w, usual_s or math.nan, blind_until_s)
 
     def _busy_w(self, setting: Setting) -> float | None:
@@ -456,7 +531,7 @@ class Controller:
         return max(CAUTION * self.budget_w, highest_w)
 
     def _set_pace(self) -> None:
-        self._pacer.set_budget(self.state.room.held_w, self.state.room.idle_w)
+        self._pacer.set_budget(self.state.room.held_w, self.state.room.idle_at(self.setting))
 
     def _say_setting(self, why: str) -> None:
         assert self.setting is not None

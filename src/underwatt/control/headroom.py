@@ -54,7 +54,6 @@ class Headroom:
     margin: float
     may_pause: bool
     budget_w: float = math.nan
-    floor_w: float = 0.0  # what was seen to be drawn while nothing was done but wait
 
     @property
     def has_knobs(self) -> bool:
@@ -86,7 +85,13 @@ class Headroom:
             return found_w or 0.0
         # Another process, or heat, draws in pauses too.
         drifted_w = min(usual_w, found_w or usual_w) + max(0.0, self.knowledge.drift.extra_w)
-        return max(min(drifted_w, MOST_IDLE_SHARE * self.budget_w), self.floor_w)
+        return min(drifted_w, MOST_IDLE_SHARE * self.budget_w)
+
+    def idle_at(self, setting: Setting | None) -> float:
+        """Power in a pause at a setting: as it was seen there, or near it, or as above."""
+        known = self.knowledge.of(setting) if setting else None
+        seen_w = self.knowledge.idle_w(known) if known else None
+        return self.idle_w if seen_w is None else seen_w
 
     def problem(self) -> Problem:
         """Which setting to use."""
@@ -94,6 +99,17 @@ class Headroom:
             return self.base
         budget = replace(self.live.budget, power_w=self.left_w, energy_j=None, deadline_s=None)
         return replace(self.base, budget=budget, idle_w=self.idle_w if self.can_pause else None)
+
+    def lowest(self) -> Setting:
+        """Every knob at its lowest, where waiting draws least."""
+        candidates = self.base.candidates
+        columns = [candidates.batch_size, *candidates.values.T[::-1]]
+        return candidates[int(np.lexsort(columns)[0])] if candidates.knobs else candidates[0]
+
+    def fits_something(self) -> bool:
+        """Whether something that was measured keeps the budget, with pauses where they help."""
+        best = self.knowledge.best(self.problem())
+        return best is not None and best.fits
 
     def can_wait(self, watts: float) -> bool:
         """Whether waiting draws less; where there are clocks to lower, that is not known before it is tried."""
@@ -209,7 +225,10 @@ class LevelSearch:
     ) -> None:
         problem = room.base
         first = FIRST if problem.candidates.knobs else min(len(problem), MOST_BATCH_SIZES)
-        self._search = Search(problem, references=references, known=known, first=first, caution=CAUTION_TO_FIT)
+        safe = bool(problem.candidates.knobs)  # without knobs, pauses hold the budget whatever a step draws
+        self._search = Search(
+            problem, references=references, known=known, first=first, caution=CAUTION_TO_FIT, safe=safe
+        )
         self._knowledge, self._options = room.knowledge, options
         self._level_w = math.nan
         self.done_w: list[float] = []  # for which watts there was a search that came to its end

@@ -28,6 +28,7 @@ LEAP = 0.04
 # Standard deviations, as shares of power: of the drift between two looks, of one second of readings, and of what a
 # setting is at best known to.
 DRIFT_STD, SEEN_STD, LEAST_STD = 0.004, 0.008, 0.002
+IDLE_LEARNED = 0.5  # what is seen of a pause weighs so much against what was seen before
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +58,7 @@ class Knowledge:
         self._known: dict[Setting, Measurement] = {}
         self._refused: set[PowerMode] = set()
         self._too_large = math.inf
+        self._idle_w: dict[PowerMode, tuple[float, float]] = {}  # with what steps drew at it
         self.drift = Drift()
         self._drift_std_w = 0.0
         for measurement in known:
@@ -112,6 +114,22 @@ class Knowledge:
         known = self._known[setting]
         self._known[setting] = replace(known, peak_w=max(known.peak_w, peak_w - self.drift.extra_w))
 
+    def saw_idle(self, setting: Setting, idle_w: float) -> None:
+        """Pauses at a known setting were seen to draw so much; a clock that is held high draws more."""
+        before_w, _ = self._idle_w.get(setting.mode, (idle_w, 0.0))
+        self._idle_w[setting.mode] = (before_w + IDLE_LEARNED * (idle_w - before_w), self._known[setting].power_w)
+
+    def idle_w(self, known: Measurement) -> float | None:
+        """What pauses at a measured setting draw, as they did there or at the nearest one; ``None`` if none were seen.
+
+        Between modes, waiting draws more where steps do, but less than in proportion.
+        """
+        if not self._idle_w:
+            return None
+        same = self._idle_w.get(known.setting.mode)
+        near_w, busy_w = same or min(self._idle_w.values(), key=lambda seen: abs(math.log(known.power_w / seen[1])))
+        return near_w if same else near_w * math.sqrt(known.power_w / busy_w)
+
     def refuse(self, mode: PowerMode) -> None:
         """The device did not take this mode: it is not offered again."""
         self._refused.add(mode)
@@ -140,14 +158,17 @@ class Knowledge:
     def outcome(self, setting: Setting, problem: Problem) -> Projection | None:
         """What a known setting takes under the problem's budget."""
         known = self._known.get(setting)
-        return project(problem, self._rows[setting.batch_size], known) if known else None
+        return self._project(problem, known) if known else None
+
+    def _project(self, problem: Problem, known: Measurement) -> Projection:
+        if problem.idle_w is not None and (idle_w := self.idle_w(known)) is not None:
+            problem = replace(problem, idle_w=idle_w)
+        return project(problem, self._rows[known.setting.batch_size], known)
 
     def best(self, problem: Problem, highest_gpu_mhz: float = math.inf) -> Projection | None:
         """The best measured setting under the problem's budget; where none keeps it, the one that draws least."""
         found = [
-            project(problem, self._rows[m.setting.batch_size], m)
-            for m in self.measurements()
-            if (m.setting.mode.gpu_mhz or 0) <= highest_gpu_mhz
+            self._project(problem, m) for m in self.measurements() if (m.setting.mode.gpu_mhz or 0) <= highest_gpu_mhz
         ]
         fitting = [item for item in found if item.fits]
         if fitting:
@@ -165,6 +186,7 @@ def _half_width(ci95: float) -> float:
 
 FEWEST_READINGS = FEWEST_STEPS = 3
 MOST_PAUSED = 0.5  # mostly idle, readings say little about steps
+LEAST_PAUSED = 0.4  # mostly busy, readings say little about pauses
 IDLE_DOUBT = 0.15  # standard deviation of what a pause draws, as a share: it hangs on the clocks
 
 
@@ -181,6 +203,17 @@ class SeenSteps:
     power_w: float
     step_s: float
     blur_w: float
+
+
+def seen_idle_w(meter: Meter, since_s: float, busy_w: float) -> float | None:
+    """What pauses since a moment drew, steps between them taken off; ``None`` where too little was paused to tell."""
+    trace = meter.trace(since_s)
+    if len(trace) < FEWEST_READINGS:
+        return None
+    seconds, paused_s = float(trace.at_s[-1] - trace.at_s[0]), float(meter.paused_s(trace.at_s)[-1])
+    if paused_s < LEAST_PAUSED * seconds or not meter.present_from(trace.at_s).all():
+        return None
+    return max((trace.energy_j - busy_w * (seconds - paused_s)) / paused_s, 0.0)
 
 
 def seen_steps(meter: Meter, since_s: float, idle_w: float) -> SeenSteps:

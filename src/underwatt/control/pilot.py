@@ -17,6 +17,7 @@ from underwatt import __version__
 from underwatt.control.controller import Controller
 from underwatt.control.publisher import LATE_S, PERIOD_S, Publisher
 from underwatt.control.state import FastPath
+from underwatt.control.verdict import LiveJudge
 from underwatt.device.base import SimulatesLoad, permitted_space
 from underwatt.device.session import Session
 from underwatt.errors import BudgetError, InputError, OutOfMemoryError, SensorError
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
     from underwatt.control.state import ControlOptions
     from underwatt.convergence.curve import SamplesToTarget
     from underwatt.device.base import Device
-    from underwatt.events import Event
+    from underwatt.events import Event, Verdict
     from underwatt.records import Measurement, PowerSample, Profile, Setting, WorkloadCost, WorkloadInfo
 
 
@@ -89,6 +90,7 @@ class Pilot:
         self.outcome = "finished"  # how the training ends, for the log
         self._loss: Any = None
         self._idle_w: float | None = None
+        self._verdict: Verdict | None = None  # of an earlier part of the same training
         self._can_pause, self._set_modes = can_pause, set_modes
         self._publisher = Publisher(log, saver, listener, inbox)
         if inbox is not None:
@@ -131,6 +133,7 @@ class Pilot:
         candidates = SettingArray.product(tuple(k.name for k in space.knobs), space.matrix(), self.batch_sizes)
         problem = Problem.of(candidates, self._live.budget, self._convergence, idle_w=self._idle_w)
         self._share_of_sample = _shares(self._convergence, self.batch_sizes)
+        before = self._controller
         controller = Controller(
             self._session,
             self.meter,
@@ -143,6 +146,7 @@ class Pilot:
             begun_s=self._begun_s,
             can_pause=self._can_pause,
             waiting=self._say_progress_if_late,
+            judge=before.judge if before else LiveJudge(self.meter, self._begun_s, self._verdict),
         )
         controller.energy_before_j = self._energy_j
         self._fast = controller.fast_path
@@ -219,9 +223,12 @@ class Pilot:
         """Expected time to the target; inf where nothing is known of it."""
         return self.controller.time_left_s if self._convergence is not None else math.inf
 
-    def continues(self, *, samples: int, steps: int, share: float, energy_j: float) -> None:
+    def continues(
+        self, *, samples: int, steps: int, share: float, energy_j: float, verdict: Verdict | None = None
+    ) -> None:
         """This is a part of a training that began earlier."""
         self._samples, self._steps, self._share, self._energy_j = samples, steps, share, energy_j
+        self._verdict = verdict
 
     def offer(self, batch_sizes: Sequence[int]) -> None:
         """Choose among these batch sizes from the next step on; what was measured and drawn so far stays counted."""
@@ -409,6 +416,7 @@ class Pilot:
                     steps=self.steps,
                     score=self.score,
                     error=error,
+                    verdict=self.controller.verdict,
                 )
             )
             if self._publisher.log is not None:

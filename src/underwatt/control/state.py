@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from underwatt.budget import Watts
 from underwatt.control.knowledge import LEAP
+from underwatt.control.verdict import TOLERANCE
 from underwatt.errors import SensorError
 from underwatt.measure.measurement import MeasureOptions
 from underwatt.measure.steady import UNJUDGED_AFTER_CHANGE_S
@@ -65,8 +66,11 @@ class ControlOptions:
     same_level: float = 0.03  # budgets this close to each other need no search of their own
     most_a_level: int = 12  # measurements for one level of the budget
     least_gain: float = 0.005
+    outlived_s: float = 2.0  # so long a measurement goes on after the watts have risen
     hopeless: float = 1.3  # so many times slower than the best: measured no further
     rough: float = 0.05  # half width of the intervals that suffices to rule a setting out
+    clearly_over: float = 0.05  # a setting under measurement that is above the budget by this share is given up
+    idle_news: float = 0.05  # what pauses draw is told to the pacer where it has changed by this share
     short_of_s: float = 4.0  # pauses that draw more than the budget for so long do not help
     silent_s: float = 1.0  # without a reading for so long, the sensor counts as lost
     lost_s: float = 10.0  # a sensor may be silent for so long
@@ -98,6 +102,7 @@ class ControlState:
     # Since when
     changed_s: float = -math.inf  # this setting is in use, or is being measured
     level_s: float = -math.inf  # these watts hold, or the device is as it is
+    changed_from_w: float = 0.0  # what was read then
     valid_s: float = -math.inf  # readings tell of the setting in use
     observed_s: float = -math.inf  # the setting in use was last compared with what is known of it
     last_pause_s: float = -math.inf
@@ -161,6 +166,11 @@ def keeps_measuring(before: ControlState, after: ControlState, so_far: Measureme
     """Whether a measurement under way goes on under other watts: they did not fall, or it is known to keep them."""
     fell = after.room.budget_w < before.room.budget_w or changed
     return not fell or (so_far is not None and so_far.power_w <= after.room.budget_w)
+
+
+def outlived(state: ControlState, now_s: float, options: ControlOptions) -> bool:
+    """Whether a measurement began under other watts, and has gone on for long enough since they changed."""
+    return state.changed_s < state.level_s <= now_s - options.outlived_s
 
 
 # The sensor
@@ -256,9 +266,22 @@ def long_window_s(state: ControlState, now_s: float, options: ControlOptions) ->
     return long_s if now_s - long_s >= max(state.valid_s, state.observed_s) else None
 
 
-def is_back(state: ControlState, now_s: float, options: ControlOptions) -> bool:
-    """Whether a correction has held for long enough."""
-    return state.phase is Phase.CORRECTING and now_s - state.valid_s >= options.long_s
+def is_back(state: ControlState, now_s: float, over: float, options: ControlOptions) -> bool:
+    """Whether a correction has held for long enough; ``over`` is how far the last window lies above the budget."""
+    return state.phase is Phase.CORRECTING and now_s - state.valid_s >= options.long_s and over <= TOLERANCE
+
+
+def is_clearly_over(
+    state: ControlState, now_s: float, power_w: float, peak_w: float, options: ControlOptions, *, peak: bool
+) -> bool:
+    """Whether a setting under measurement is to be given up, by the mean and the highest of the last readings.
+
+    Soon after a change readings may still show what was before: then only what rises above that counts.
+    """
+    bound_w = state.room.budget_w * (1.0 if peak else 1 + options.clearly_over)
+    if now_s < state.changed_s + options.lag_s:
+        bound_w = max(bound_w, state.changed_from_w * (1 + options.clearly_over))
+    return (peak_w if peak else power_w) > bound_w
 
 
 def drifted(state: ControlState, now_s: float) -> ControlState:
@@ -270,8 +293,10 @@ def drifted(state: ControlState, now_s: float) -> ControlState:
 
 
 def may_search(state: ControlState, now_s: float, level_ends_s: float) -> bool:
-    """Whether a search may begin: the budget is held, all is well, and these watts stay for a while."""
-    if state.phase is not Phase.HOLDING or state.sensor_lost_s is not None or state.throttle.active:
+    """Whether a search may begin: all is well, the watts stay, and are held, or cannot be by what is known."""
+    if state.sensor_lost_s is not None or state.throttle.active:
+        return False
+    if state.phase is not Phase.HOLDING and not (state.phase is Phase.CORRECTING and not state.room.fits_something()):
         return False
     if now_s < state.step_time_from_s:
         return False

@@ -1,0 +1,215 @@
+"""Was the budget held? Judged while a run goes on, and again from its log, by the same rule.
+
+Mean watts: the mean over the budget's own window (5 s where it names none), or over five steps where those take
+longer, may be above the budget by 2% for at most 1% of the time. Peak watts: no reading may be above them. Readings
+are judged by the second, as the log keeps them, so that a log gives the very verdict that the run gave.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from underwatt.budget import Watts
+from underwatt.events import Verdict
+from underwatt.measure.steady import SENSOR_LAG_S
+from underwatt.planning.problem import DEFAULT_WINDOW_S
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from underwatt.budget import Budget
+    from underwatt.measure.meter import Meter
+
+TOLERANCE = 0.02  # a mean that is above the budget by less is within what sensors and pacing resolve
+WINDOW_STEPS = 5.0
+LONGEST_GAP_S = 5.0  # a reading says nothing about more time before it
+FULL = 0.8  # a window that readings cover to this share is judged
+
+
+@dataclass(frozen=True, slots=True)
+class Second:
+    """The readings of a second, or of the part of it that one budget covers."""
+
+    begin_s: float
+    end_s: float
+    mean_w: float
+    max_w: float
+    readings: int
+
+    @property
+    def seconds(self) -> float:
+        """How long it is."""
+        return self.end_s - self.begin_s
+
+
+class Seconds:
+    """Gathers readings by the second of the run; each stands for the time since the one before it."""
+
+    def __init__(self, begin_s: float = 0.0) -> None:
+        self._begin_s = self._end_s = begin_s
+        self._energy_j = self._max_w = 0.0
+        self._readings = 0
+
+    def read(self, at_s: float, power_w: float) -> Iterator[Second]:
+        """Take in a reading; gives the second that it ends, where it ends one."""
+        if math.floor(at_s) > math.floor(self._end_s) and self._readings:
+            yield from self.cut()
+        if at_s - self._end_s > LONGEST_GAP_S:
+            self._begin_s = self._end_s = at_s - LONGEST_GAP_S
+        if at_s <= self._end_s:
+            return
+        self._energy_j += power_w * (at_s - self._end_s)
+        self._max_w = max(self._max_w, power_w)
+        self._readings += 1
+        self._end_s = at_s
+
+    def cut(self) -> Iterator[Second]:
+        """Another budget holds from now on, or the run is over: what was read since the last second is one."""
+        if self._readings:
+            seconds = self._end_s - self._begin_s
+            yield Second(self._begin_s, self._end_s, self._energy_j / seconds, self._max_w, self._readings)
+        self._begin_s, self._energy_j, self._max_w, self._readings = self._end_s, 0.0, 0.0, 0
+
+
+@dataclass(frozen=True, slots=True)
+class Bound:
+    """The watts in force."""
+
+    power_w: float = math.inf
+    is_peak: bool = False
+    window_s: float = DEFAULT_WINDOW_S
+
+
+class Judge:
+    """Judges second after second; ``over`` is how far the last window lies above the budget, as a share of it."""
+
+    def __init__(self, before: Verdict | None = None) -> None:
+        self.verdict = before or Verdict()
+        self.over = 0.0
+        self._bound = Bound()
+        self._step_s = 0.0
+        self._window: deque[tuple[Second, float]] = deque()  # with the watts that were in force
+        # After a fall of the budget the sensor shows for a while what was before, which the watts before it bound.
+        self._fallen_from_w = self._excused_until_s = -math.inf
+        self._excused: list[Second] = []
+
+    def budget(self, at_s: float, bound: Bound) -> None:
+        """Other watts hold from a moment on."""
+        before, self._bound = self._bound, bound
+        if bound.is_peak != before.is_peak or math.isinf(before.power_w) or math.isinf(bound.power_w):
+            self._window.clear()
+        if bound.power_w < before.power_w < math.inf:
+            self._fallen_from_w = max(self._fallen_from_w, before.power_w)
+            self._excused_until_s = at_s + SENSOR_LAG_S
+
+    def steps_take(self, seconds: float) -> None:
+        """So long a step takes, with the pause after it."""
+        self._step_s = seconds
+
+    def take(self, second: Second) -> None:
+        """Judge one more second."""
+        bound = self._bound
+        if math.isinf(bound.power_w):
+            self.over = 0.0
+            return
+        self.verdict = replace(self.verdict, bounded_s=self.verdict.bounded_s + second.seconds)
+        seen_w = second.max_w if bound.is_peak else second.mean_w
+        if self._fallen_from_w > bound.power_w:
+            if second.end_s <= self._excused_until_s and seen_w > bound.power_w:
+                self._excused.append(second)
+                self._window.append((second, max(self._fallen_from_w, seen_w)))
+                return
+            if seen_w > (1 + TOLERANCE) * bound.power_w:  # still above when the lag is over: it was so all the time
+                for one in self._excused:
+                    self._count(one, (one.max_w if bound.is_peak else one.mean_w) / bound.power_w - 1)
+            self._fallen_from_w, self._excused = -math.inf, []
+        self._window.append((second, bound.power_w))
+        over = self._over(second)
+        if over is not None:
+            self.over = over
+            self._count(second, over)
+
+    def _over(self, second: Second) -> float | None:
+        """How far this second, or the window that it ends, lies above the budget; ``None`` before a window is full."""
+        bound = self._bound
+        if bound.is_peak:
+            self._window.clear()
+            return second.max_w / bound.power_w - 1
+        window_s = max(bound.window_s, WINDOW_STEPS * self._step_s)
+        begin_s = second.end_s - window_s
+        while self._window[0][0].end_s <= begin_s:
+            self._window.popleft()
+        total_s = drawn_j = allowed_j = 0.0
+        for one, allowed_w in self._window:
+            seconds = min(one.seconds, one.end_s - begin_s)
+            total_s, drawn_j, allowed_j = (
+                total_s + seconds,
+                drawn_j + seconds * one.mean_w,
+                allowed_j + seconds * allowed_w,
+            )
+        return None if total_s < FULL * window_s else drawn_j / allowed_j - 1
+
+    def _count(self, second: Second, over: float) -> None:
+        verdict, is_peak = self.verdict, self._bound.is_peak
+        verdict = replace(verdict, judged_s=verdict.judged_s + second.seconds)
+        if over > (0.0 if is_peak else TOLERANCE):
+            verdict = replace(
+                verdict,
+                over_s=verdict.over_s + second.seconds,
+                peaks=verdict.peaks + is_peak,
+                worst_over=max(verdict.worst_over, over),
+                since_s=second.begin_s if verdict.since_s is None else verdict.since_s,
+            )
+        self.verdict = verdict
+
+
+class LiveJudge:
+    """Judges a run under way by its meter's readings; ``catch_up`` as often as you like."""
+
+    def __init__(self, meter: Meter, begun_s: float, before: Verdict | None = None) -> None:
+        self._meter, self._begun_s = meter, begun_s
+        self._judge = Judge(before)
+        newest = meter.newest
+        self._read_s = begun_s if newest is None else newest.at_s
+        self._seconds = Seconds(self._read_s - begun_s)
+        self._why = ""
+
+    @property
+    def over(self) -> float:
+        """How far the last window lies above the budget, as a share of it; negative below."""
+        return self._judge.over
+
+    @property
+    def verdict(self) -> Verdict:
+        """The verdict so far."""
+        return replace(self._judge.verdict, why=self._why)
+
+    def catch_up(self) -> None:
+        """Take in what was read since the last time."""
+        for reading in self._meter.readings_after(self._read_s):
+            for second in self._seconds.read(reading.at_s - self._begun_s, reading.power_w):
+                self._judge.take(second)
+            self._read_s = reading.at_s
+
+    def budget(self, now_s: float, budget: Budget, power_w: float) -> None:
+        """Other watts hold from now on."""
+        self.end()
+        bound = Bound(power_w, budget.watts is Watts.PEAK, budget.window_s or DEFAULT_WINDOW_S)
+        self._judge.budget(now_s - self._begun_s, bound)
+
+    def steps_take(self, seconds: float) -> None:
+        """So long a step takes, with the pause after it."""
+        self._judge.steps_take(seconds)
+
+    def because(self, why: str) -> None:
+        """Why the budget is not held; the first reason is kept."""
+        self._why = self._why or why
+
+    def end(self) -> None:
+        """Judge what was read so far, also of a second that is not over."""
+        self.catch_up()
+        for second in self._seconds.cut():
+            self._judge.take(second)
