@@ -78,6 +78,7 @@ class Controller:
         self._settling = Settling()
         self._pacer = Pacer(meter, problem.idle_w or 0.0, now_s)
         self._measuring: Measuring | None = None
+        self._doubted: Measurement | None = None  # until a known setting was measured again
         self.judge = judge or LiveJudge(meter, self._begun_s)
         self._is_over = False
         self._stepped_s = now_s
@@ -342,6 +343,10 @@ class Controller:
         seen = seen_steps(self._meter, now_s - long_s, self.state.room.idle_at(self.setting))
         if math.isfinite(seen.step_s):
             self.state = replace(self.state, step_time_from_s=-math.inf)
+        if self.knowledge.was_disturbed(known.setting, seen.power_w, seen.step_s):
+            peak_w = seen.power_w + known.peak_w - known.power_w
+            self._start_over([replace(known, power_w=seen.power_w, step_s=seen.step_s, peak_w=peak_w)])
+            return True
         if self.knowledge.observe(known.setting, seen.power_w, seen.step_s, long_s, seen.blur_w):
             self._correct(seen.power_w)
             return True
@@ -410,13 +415,47 @@ class Controller:
         if found is None:  # not even two steps: it is not asked for again at this level
             self._search.tell(Measurement(setting, status=Status.FAILED))
         else:
-            self._take(replace(found, power_w=max(found.power_w, over_w), cost_s=now_s - self.state.changed_s))
+            found = replace(found, power_w=max(found.power_w, over_w), cost_s=now_s - self.state.changed_s)
             self._pacer.measured(found.power_w, found.step_s, forgive=room.has_knobs)
+            if self._is_to_be_checked(found):
+                return
         if over_w and self.knowledge.measurements():
             # Back to what is known: if that draws more too, it is the device that has changed, and not the setting.
             self._use_best(Phase.CORRECTING, f"{over_w:.2f} W were read while a setting was measured")
         else:
             self._seek()
+
+    def _is_to_be_checked(self, found: Measurement) -> bool:
+        """Take in a measurement; one that surprises waits until a known setting was measured again.
+
+        If that draws other watts than before too, the device has changed: another process came or went.
+        """
+        doubted, self._doubted = self._doubted, None
+        if doubted is not None and found.usable:
+            self._tell(Measured(measurement=found))
+            if self.knowledge.was_disturbed(found.setting, found.power_w, found.step_s):
+                self._start_over([found, doubted])
+                self._tell(Measured(measurement=doubted))
+            else:
+                self.knowledge.observe(found.setting, found.power_w, found.step_s, found.window_s)
+                self._take(doubted)
+            return False
+        best = self.knowledge.best(self.state.room.problem())
+        if best and found.usable and self.state.room.has_knobs and self._search.is_surprised_by(found):
+            self._doubted = found
+            if self._use(best.measurement.setting, Phase.SEARCHING, "to see whether the device has changed"):
+                return True
+            self._doubted = None
+        self._take(found)
+        return False
+
+    def _start_over(self, seen: list[Measurement]) -> None:
+        """Another process drew power while settings were measured, and does no more: measure them anew."""
+        self._note("info", "Other processes drew power while settings were measured; they are measured anew.")
+        self.knowledge.start_over(seen)
+        self._search.start_over(self.state.room, seen)
+        self.state = control.drifted(self.state, self._now_s())
+        self._set_pace()
 
     def _over_while_measured_w(self, now_s: float) -> float:
         """The watts of a setting under measurement that is clearly above the budget; 0 where it is not."""
@@ -489,6 +528,8 @@ class Controller:
         self.state = replace(before, setting=setting, phase=phase)
         if setting != before.setting or phase is Phase.SEARCHING:
             self._expect(setting, self._now_s())
+        else:
+            self.state = replace(self.state, usual_step_s=self.knowledge.step_s(setting))
         self._say_setting(why)
         return True
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from underwatt.budget import Watts
 from underwatt.control.knowledge import Knowledge
 from underwatt.control.pacer import LEAST_RELIEF, can_hold
 from underwatt.errors import BudgetError
@@ -30,6 +31,9 @@ if TYPE_CHECKING:
 # The share of the budget that is left free: small where joules are counted, more where watts are averaged. Chosen with
 # benchmarks/hold.py and benchmarks/hold_gpu.py.
 COUNTED_MARGIN, READ_MARGIN = 0.003, 0.004
+# A bound on peaks leaves more: the highest of all readings to come lies above the highest of those that were measured.
+# A reading that comes nearer than the second of these is acted upon before one is above.
+PEAK_MARGIN, PEAK_ALARM = 0.03, 0.01
 # A device with clocks is taken to draw at most this share of the budget in a pause: it is the lower clocks' own idling
 # that counts, and what was read at the start was read at the clocks found.
 IDLE_SHARE, MOST_IDLE_SHARE = 0.75, 0.9
@@ -73,7 +77,8 @@ class Headroom:
     @property
     def left_w(self) -> float:
         """The watts that margin and drift leave for a setting as it was measured."""
-        return max(self.budget_w * (1 - self.margin) - self.knowledge.drift.extra_w, 1e-3)
+        margin = PEAK_MARGIN if self.live.budget.watts is Watts.PEAK else self.margin
+        return max(self.budget_w * (1 - margin) - self.knowledge.drift.extra_w, 1e-3)
 
     @property
     def idle_w(self) -> float:
@@ -223,13 +228,22 @@ class LevelSearch:
         known: Sequence[Measurement] = (),
         references: Sequence[Profile] = (),
     ) -> None:
-        problem = room.base
-        first = FIRST if problem.candidates.knobs else min(len(problem), MOST_BATCH_SIZES)
-        safe = bool(problem.candidates.knobs)  # without knobs, pauses hold the budget whatever a step draws
-        self._search = Search(
-            problem, references=references, known=known, first=first, caution=CAUTION_TO_FIT, safe=safe
-        )
+        self._references = references
         self._knowledge, self._options = room.knowledge, options
+        self.start_over(room, known)
+
+    def start_over(self, room: Headroom, known: Sequence[Measurement]) -> None:
+        """Search as if nothing had been measured but this."""
+        problem = room.base
+        has_knobs = bool(problem.candidates.knobs)
+        self._search = Search(
+            problem,
+            references=self._references,
+            known=known,
+            first=FIRST if has_knobs else min(len(problem), MOST_BATCH_SIZES),
+            caution=CAUTION_TO_FIT,
+            safe=has_knobs,  # without knobs, pauses hold the budget whatever a step draws
+        )
         self._level_w = math.nan
         self.done_w: list[float] = []  # for which watts there was a search that came to its end
 
@@ -256,6 +270,10 @@ class LevelSearch:
             self._search.tell(Measurement(ask.setting, status=Status.FAILED))
             ask = self._search.ask()
         return ask
+
+    def is_surprised_by(self, measurement: Measurement) -> bool:
+        """Whether a measurement of what was asked for last draws clearly other watts than was to be expected."""
+        return self._search.is_surprised_by(measurement)
 
     def ends(self, room: Headroom) -> None:
         """The search for the watts in force is over."""

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 # A device draws at most this share of the budget less than when it was measured: less than that is a throttled clock.
 LARGEST_RELIEF = 0.05
+# So much less, with steps that take no longer: another process drew power while the setting was measured.
+DISTURBED = 0.1
 # More than this share at once is another process, or one that ended, and no error of a measurement.
 LEAP = 0.04
 # Standard deviations, as shares of power: of the drift between two looks, of one second of readings, and of what a
@@ -108,6 +110,19 @@ class Knowledge:
             known, power_w=known.power_w + own * left_w, power_w_ci95=2 * setting_std * math.sqrt(1 - own)
         )
         return False
+
+    def was_disturbed(self, setting: Setting, power_w: float, step_s: float) -> bool:
+        """Whether a known setting draws so much less now, at the same pace, that something else drew then."""
+        known = self._known[setting]
+        return power_w < (1 - DISTURBED) * known.power_w and step_s <= (1 + LEAP) * known.step_s
+
+    def start_over(self, seen: Iterable[Measurement]) -> None:
+        """Forget what was measured beside something else; ``seen`` is as the device is by itself."""
+        self._known.clear()
+        self._idle_w.clear()
+        self.drift, self._drift_std_w = Drift(), 0.0
+        for measurement in seen:
+            self.add(measurement)
 
     def saw_peak(self, setting: Setting, peak_w: float) -> None:
         """One reading of a known setting was this high."""

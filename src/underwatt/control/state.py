@@ -13,6 +13,7 @@ from enum import Enum
 from typing import TYPE_CHECKING
 
 from underwatt.budget import Watts
+from underwatt.control.headroom import PEAK_ALARM
 from underwatt.control.knowledge import LEAP
 from underwatt.control.verdict import TOLERANCE
 from underwatt.errors import SensorError
@@ -251,7 +252,7 @@ def excess(
     ``power_w`` is NaN where pauses blur it. Where pauses hold the budget, a small excess is theirs to correct.
     """
     room = state.room
-    if peak and peak_w > room.budget_w:
+    if peak and peak_w > room.budget_w * (1 - PEAK_ALARM):
         return Excess.PEAK
     clearly_w = math.inf if room.can_pause else room.budget_w * (1 + LEAP)
     is_more = power_w > knowledge.expected_w(known)

@@ -53,6 +53,9 @@ GROWTH, DECLINE = 0.8, 0.2
 # While the budget must hold, nothing is tried that may draw more by this share for the moment in which that is seen
 # (nothing at all for a bound on peaks); so many standard deviations above what is predicted.
 TRIED_ABOVE, SURE, SURE_OF_PEAK = 0.08, 2.0, 3.0
+LEAST_DOUBT = 0.025  # of log peak watts: a few measurements make a prediction look surer than it is
+# A measurement this far from what was predicted, in logs and in standard deviations, may be of a device that changed.
+SURPRISE, SURPRISE_STDS = 0.1, 2.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +116,7 @@ class Search:
         self._fit: Fit | None = None
         self._shortlist: NDArray[np.intp] | None = None
         self._gain, self._stopped = 0.0, "every setting was measured"
+        self._predicted = (math.nan, 0.0)  # log power of what was asked for last, and its standard deviation
         for measurement in self.known:
             self._note(measurement)
 
@@ -132,6 +136,7 @@ class Search:
         """The setting to measure next; ``None`` where a better one is not to be expected."""
         still_open = self._untried & fits_memory(self.problem.candidates, self.measurements)
         distinct = len({m.setting for m in self.measurements if m.usable})
+        self._predicted = (math.nan, 0.0)
         if distinct < self.first and len(self._made) < self.most:
             self._starts = [row for row in self._starts if still_open[row]]  # one before it may have run out of memory
             if not self._starts and still_open.any():
@@ -152,7 +157,13 @@ class Search:
         if len(self._made) >= limit:
             self._stopped = _limit_reached(limit)
             return None
+        self._predicted = float(prediction.log_power_w[at]), float(prediction.log_power_w_std[at])
         return Ask(self.problem.candidates[int(rows[at])], self._stopped)
+
+    def is_surprised_by(self, measurement: Measurement) -> bool:
+        """Whether what was asked for last draws clearly other watts than all others let expect."""
+        log_w, std = self._predicted
+        return abs(math.log(measurement.power_w) - log_w) > max(SURPRISE, SURPRISE_STDS * std)
 
     def tell(self, measurement: Measurement) -> None:
         """Take in a measurement; one of a setting that is no candidate is no answer."""
@@ -251,8 +262,10 @@ class Search:
         outlook, best = Outlook.of(problem, prediction, self.measurements), self.best
         every_open = open_rows
         if self.safe:
-            sure = SURE_OF_PEAK if problem.budget.watts is Watts.PEAK else SURE
-            predicted_log_w = outlook.log_drawn_w + sure * outlook.drawn_std
+            doubt = SURE * outlook.drawn_std
+            if problem.budget.watts is Watts.PEAK:
+                doubt = SURE_OF_PEAK * np.maximum(outlook.drawn_std, LEAST_DOUBT)
+            predicted_log_w = outlook.log_drawn_w + doubt
             open_rows = open_rows & (np.minimum(predicted_log_w, highest_log_w) <= self._most_log_w)
         if best is None:
             chance = float(np.where(open_rows, outlook.chance_to_fit(problem.budget), 0.0).max())
