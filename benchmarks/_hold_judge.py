@@ -7,6 +7,7 @@ from statistics import geometric_mean
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+
 from _table import Column, as_table
 
 if TYPE_CHECKING:
