@@ -71,7 +71,7 @@ def test_where_five_steps_take_longer_they_are_the_window() -> None:
     power_w = np.tile(np.repeat([15.0, 5.0], 30), 100)
     ends_s = 3.0 + 6.0 * np.arange(100)
     budget_w = np.full(len(power_w), 10.0)
-    assert not is_held(shares_over(drawn(power_w), budget_w, peak=False))
+    assert not is_held(shares_over(drawn(power_w), budget_w, peak=False), peak=False)
     slow = Drawn(drawn(power_w).at_s, drawn(power_w).energy_j, ends_s)
     share = shares_over(slow, budget_w, peak=False)
     assert share[-1000:].max() <= 0.001
@@ -80,7 +80,7 @@ def test_where_five_steps_take_longer_they_are_the_window() -> None:
 def test_a_wait_without_steps_is_judged_all_the_same() -> None:
     power_w = np.concatenate([np.full(1000, 10.0), np.full(3000, 10.5)])
     waits = Drawn(drawn(power_w).at_s, drawn(power_w).energy_j, np.arange(0.5, 100.0, 0.5))
-    assert not is_held(shares_over(waits, np.full(len(power_w), 10.0), peak=False))
+    assert not is_held(shares_over(waits, np.full(len(power_w), 10.0), peak=False), peak=False)
 
 
 def test_peak_watts_bound_every_reading() -> None:
@@ -90,7 +90,8 @@ def test_peak_watts_bound_every_reading() -> None:
     assert found["readings_over"] == 2
     assert found["readings_over_pct"] == pytest.approx(0.02)
     assert found["worst_over_pct"] == pytest.approx(20.0)
-    assert found["was_held"]
+    assert not found["was_held"]
+    assert figures(np.full(100, 9.99), peak=True)["was_held"]
 
 
 def test_the_longest_time_over_is_the_longest_without_a_break() -> None:
