@@ -7,6 +7,7 @@ from statistics import geometric_mean
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+
 from _table import Column, as_table
 
 if TYPE_CHECKING:
@@ -62,7 +63,7 @@ def judge(drawn: Drawn, budget_w: Floats, came_s: Sequence[float], lag_s: float,
         "longest_over_s": tick_s * longest(is_over),
         "worst_over_pct": 100 * float(share.max()),
         "over_tolerance_pct": 100 * float((share > TOLERANCE).mean()),
-        "was_held": is_held(share),
+        "was_held": is_held(share, peak=peak),
         "readings_over": int((power_w > budget_w).sum()) if peak else None,
         "readings_over_pct": 100 * float((power_w > budget_w).mean()) if peak else None,
     }
@@ -87,9 +88,9 @@ def shares_over(drawn: Drawn, budget_w: Floats, *, peak: bool) -> Floats:
     return np.asarray(drawn_j / most_j - 1)
 
 
-def is_held(share: Floats) -> bool:
-    """Whether hardly any of the means is clearly above the budget."""
-    return bool((share > TOLERANCE).mean() <= MOST_OVER)
+def is_held(share: Floats, *, peak: bool) -> bool:
+    """Whether no reading is above peak watts; or hardly any of the means clearly above mean watts."""
+    return bool(share.max() <= 0 if peak else (share > TOLERANCE).mean() <= MOST_OVER)
 
 
 def longest(is_over: NDArray[np.bool_]) -> int:

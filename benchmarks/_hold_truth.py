@@ -13,9 +13,9 @@ from underwatt.drivers.virtual.simulated_board import POWER_NOISE, STALL_WORTH_S
 from underwatt.planning.problem import can_pause
 
 if TYPE_CHECKING:
-    from edge import World
     from numpy.typing import NDArray
 
+    from edge import World
     from underwatt.drivers.virtual.simulated_board import VirtualBoard
 
     Floats = NDArray[np.float64]
