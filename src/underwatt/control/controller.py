@@ -21,7 +21,7 @@ from underwatt.control.verdict import TOLERANCE, LiveJudge
 from underwatt.errors import ApplyError, ModeError, NotPermittedError, OutOfMemoryError, SensorError
 from underwatt.events import BudgetChanged, Measured, Noted, SettingChanged
 from underwatt.measure.measurement import Measuring
-from underwatt.measure.steady import Settling
+from underwatt.measure.steady import Settling, jump
 from underwatt.records import Measurement, Setting, Status
 
 if TYPE_CHECKING:
@@ -400,6 +400,8 @@ class Controller:
     def _follow_measurement(self, now_s: float) -> None:
         assert self._measuring is not None
         room = self.state.room
+        if room.has_knobs and self._has_leapt(now_s):
+            return
         is_enough = (
             self._measuring.is_enough()
             or room.is_ruled_out(self._measuring.so_far, self._options)
@@ -431,7 +433,7 @@ class Controller:
         If that draws other watts than before too, the device has changed: another process came or went.
         """
         doubted, self._doubted = self._doubted, None
-        if doubted is not None and found.usable:
+        if doubted is not None and found.usable and self.knowledge.of(found.setting) is not None:
             self._tell(Measured(measurement=found))
             if self.knowledge.was_disturbed(found.setting, found.power_w, found.step_s):
                 self._start_over([found, doubted])
@@ -449,9 +451,28 @@ class Controller:
         self._take(found)
         return False
 
+    def _has_leapt(self, now_s: float) -> bool:
+        """Whether another process came or went while a setting was measured: then it is measured anew."""
+        assert self._measuring is not None
+        trace = self._meter.trace(self.state.changed_s + self._options.lag_s)
+        found = jump(trace.at_s, trace.power_w) if self.state.last_pause_s < self.state.changed_s else None
+        if found is None:
+            return False
+        leap_w, drift = found[1] - found[0], self.knowledge.drift
+        if leap_w < 0 and drift.extra_w < -leap_w / 2:
+            self._start_over([])
+        else:
+            self.knowledge.drift = replace(drift, extra_w=drift.extra_w + leap_w)
+            self._note("info", f"The device draws {leap_w:+.2f} W while nothing was changed; planning again.")
+        self.state = control.drifted(replace(self.state, changed_s=now_s), now_s)
+        self._measuring = self._start_measuring(now_s)
+        self._set_pace()
+        return True
+
     def _start_over(self, seen: list[Measurement]) -> None:
         """Another process drew power while settings were measured, and does no more: measure them anew."""
         self._note("info", "Other processes drew power while settings were measured; they are measured anew.")
+        self._doubted = None
         self.knowledge.start_over(seen)
         self._search.start_over(self.state.room, seen)
         self.state = control.drifted(self.state, self._now_s())

@@ -33,6 +33,9 @@ SETTLING_WAIT_S = 1.0
 UNJUDGED_AFTER_CHANGE_S = 1.5
 # Sensors average, a Jetson's over about 2 s: so long after a change a run's readings may still show what was before.
 SENSOR_LAG_S = 2.5
+# A leap within a steady signal: as a share, in standard deviations of either side, of which there is so much, and
+# which is never taken for smaller than this share.
+JUMP, JUMP_STDS, JUMP_SIDE_S, JUMP_NOISE = 0.08, 6.0, 0.8, 0.008
 LONGEST_WARM_UP = 5
 CLEAR_GAIN = 0.5  # readings are dropped where that halves the variance of the mean, or better
 _FEWEST = 6
@@ -67,6 +70,29 @@ class Settling:
         log_posterior = self.log_prior + log_likelihood
         log_posterior = np.maximum(log_posterior - log_posterior.max(), -_MOST_CERTAIN)
         self.log_prior = log_posterior - math.log(float(np.sum(np.exp(log_posterior))))
+
+
+def jump(at_s: NDArray[np.float64], values: NDArray[np.float64]) -> tuple[float, float] | None:
+    """The levels before and after a leap within a steady signal, such as another process that came; ``None`` if none.
+
+    A sensor that averages takes a while from one level to the other: so much is left out between them.
+    """
+    if len(values) < 2 * _FEWEST or at_s[-1] - at_s[0] < SETTLING_WAIT_S + 2 * JUMP_SIDE_S:
+        return None
+    begin_s, end_s = at_s[0] + JUMP_SIDE_S, at_s[-1] - JUMP_SIDE_S - SETTLING_WAIT_S
+    best: tuple[float, float, float] | None = None
+    for first in np.flatnonzero((at_s >= begin_s) & (at_s <= end_s)).tolist():
+        last = int(np.searchsorted(at_s, at_s[first] + SETTLING_WAIT_S))
+        before, after = values[: first + 1], values[last:]
+        if len(before) < _FEWEST or len(after) < _FEWEST:
+            continue
+        leap = abs(float(after.mean() - before.mean()))
+        noise = max(float(before.std()), float(after.std()), JUMP_NOISE * abs(float(before.mean())))
+        if best is None or leap / noise > best[0]:
+            best = (leap / noise, float(before.mean()), float(after.mean()))
+    if best is None or best[0] < JUMP_STDS or abs(best[2] / best[1] - 1) < JUMP:
+        return None
+    return best[1], best[2]
 
 
 def warm_from(values: NDArray[np.float64]) -> int:

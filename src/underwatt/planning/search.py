@@ -53,6 +53,7 @@ GROWTH, DECLINE = 0.8, 0.2
 # While the budget must hold, nothing is tried that may draw more by this share for the moment in which that is seen
 # (nothing at all for a bound on peaks); so many standard deviations above what is predicted.
 TRIED_ABOVE, SURE, SURE_OF_PEAK = 0.08, 2.0, 3.0
+LEAST_STRIDE = 0.05  # log units, of all knobs together: less is no step towards a better setting
 LEAST_DOUBT = 0.025  # of log peak watts: a few measurements make a prediction look surer than it is
 # A measurement this far from what was predicted, in logs and in standard deviations, may be of a device that changed.
 SURPRISE, SURPRISE_STDS = 0.1, 2.5
@@ -252,8 +253,17 @@ class Search:
         if self._shortlist is not None and len(self._made) % REFRESH_STEPS:
             return self._shortlist, fitted.predict(candidates.take(self._shortlist))
         prediction = fitted.predict(candidates)
-        rows = self._shortlist = shortlist(self.problem, Outlook.of(self.problem, prediction, self.measurements))
+        outlook = Outlook.of(self.problem, prediction, self.measurements)
+        sure = self._surely_fit(outlook, self._highest_log_w) if self.safe else None
+        rows = self._shortlist = shortlist(self.problem, outlook, sure)
         return rows, take_rows(prediction, rows)
+
+    def _surely_fit(self, outlook: Outlook, highest_log_w: Floats) -> NDArray[np.bool_]:
+        """Which candidates may be tried while the budget must hold."""
+        doubt = SURE * outlook.drawn_std
+        if self.problem.budget.watts is Watts.PEAK:
+            doubt = SURE_OF_PEAK * np.maximum(outlook.drawn_std, LEAST_DOUBT)
+        return np.asarray(np.minimum(outlook.log_drawn_w + doubt, highest_log_w) <= self._most_log_w)
 
     def _next(
         self, problem: Problem, prediction: Prediction, open_rows: NDArray[np.bool_], highest_log_w: Floats
@@ -262,11 +272,7 @@ class Search:
         outlook, best = Outlook.of(problem, prediction, self.measurements), self.best
         every_open = open_rows
         if self.safe:
-            doubt = SURE * outlook.drawn_std
-            if problem.budget.watts is Watts.PEAK:
-                doubt = SURE_OF_PEAK * np.maximum(outlook.drawn_std, LEAST_DOUBT)
-            predicted_log_w = outlook.log_drawn_w + doubt
-            open_rows = open_rows & (np.minimum(predicted_log_w, highest_log_w) <= self._most_log_w)
+            open_rows = open_rows & self._surely_fit(outlook, highest_log_w)
         if best is None:
             chance = float(np.where(open_rows, outlook.chance_to_fit(problem.budget), 0.0).max())
             lowest = int(np.argmin(outlook.log_drawn_w))
@@ -275,14 +281,34 @@ class Search:
             if every_open[lowest]:
                 return lowest, 0.0, "to see whether the lowest setting fits"
             return None, 0.0, "no setting is likely to fit"
-        if not open_rows.any():
+        if not every_open.any():
             return None, 0.0, "every promising setting was measured"
         gains = expected_gain(problem, outlook, math.log(best.score(problem.goal)), self.caution)
-        at = int(np.argmax(np.where(open_rows, gains, -1.0)))
+        at = int(np.argmax(np.where(every_open, gains, -1.0)))
         gain = max(0.0, -math.expm1(-float(gains[at])))
         if gain < self.least_gain:
             return None, gain, f"another measurement is expected to gain {100 * gain:.1f}%"
+        if not open_rows[at]:
+            step = stepping_stone(problem.candidates, open_rows, at, [m.setting for m in self.measurements])
+            if step is not None:
+                return step, gain, f"on the way to one that is expected to gain {100 * gain:.1f}%"
+            at = int(np.argmax(np.where(open_rows, gains, -1.0)))
+            gain = max(0.0, -math.expm1(-float(gains[at])))
+            if gain < self.least_gain:
+                return None, gain, f"a measurement that surely fits is expected to gain {100 * gain:.1f}%"
         return at, gain, f"expected to gain {100 * gain:.1f}%"
+
+
+def stepping_stone(
+    candidates: SettingArray, sure: NDArray[np.bool_], goal: int, measured: Sequence[Setting]
+) -> int | None:
+    """A candidate that surely fits, nearest to one that may not, and nearer to it than all that was measured."""
+    values = np.log(np.column_stack([candidates.values, candidates.batch_size]))
+    distance = np.abs(values - values[goal]).sum(axis=1)
+    known = np.log([[*setting.mode.knobs().values(), setting.batch_size] for setting in measured])
+    nearest = float(np.abs(known - values[goal]).sum(axis=1).min())
+    at = int(np.argmin(np.where(sure, distance, np.inf)))
+    return at if sure[at] and distance[at] < nearest - LEAST_STRIDE else None
 
 
 def gentle(candidates: SettingArray, still_open: NDArray[np.bool_]) -> int:
@@ -325,8 +351,13 @@ def safest_fast(problem: Problem, outlook: Outlook, open_rows: NDArray[np.bool_]
     return int(np.argmin(np.where(open_rows, outlook.log_drawn_w, np.inf)))
 
 
-def shortlist(problem: Problem, outlook: Outlook, most: int = SHORTLIST) -> NDArray[np.intp]:
-    """Rows that one or two more measurements could make the choice, and those of the lowest power, ascending."""
+def shortlist(
+    problem: Problem, outlook: Outlook, sure: NDArray[np.bool_] | None = None, most: int = SHORTLIST
+) -> NDArray[np.intp]:
+    """Rows that one or two more measurements could make the choice, and those of the lowest power, ascending.
+
+    Where only ``sure`` candidates may be tried, half of them are of these.
+    """
     if len(problem) <= most:
         return np.arange(len(problem))
     score, std = outlook.log_score(problem.goal)
@@ -334,8 +365,11 @@ def shortlist(problem: Problem, outlook: Outlook, most: int = SHORTLIST) -> NDAr
     # Optimistic about both: a candidate stays while it may be fast and may fit.
     promise = np.where(chance > HOPELESS, score - std - np.log(np.maximum(chance, HOPELESS)) * 0.1, np.inf)
     thrifty = np.argpartition(outlook.log_drawn_w, most // 16)[: most // 16]
-    fast = np.argpartition(promise, most - len(thrifty))[: most - len(thrifty)]
-    return np.union1d(thrifty, fast)
+    most -= len(thrifty)
+    if sure is not None:
+        most //= 2
+        thrifty = np.union1d(thrifty, np.argpartition(np.where(sure, promise, np.inf), most)[:most])
+    return np.union1d(thrifty, np.argpartition(promise, most)[:most])
 
 
 def _limit_reached(count: int) -> str:
