@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 import threading
 from dataclasses import replace
+from importlib import metadata
 from pathlib import Path
 
 import numpy as np
@@ -177,8 +179,19 @@ def test_a_wrong_question_is_one_sentence(job: Job) -> None:
         underwatt.plan("4W", job=job, profile=1, device=NANO)
     with pytest.raises(InputError, match="at least 1"):
         underwatt.profile(job, device=NANO, batch_sizes=(0, 8))
+    with pytest.raises(InputError, match=r"no goal 'x'\. The goals are soonest, least energy\."):
+        underwatt.plan("4W", goal="x")
     with pytest.raises(InputError, match="no run in runs/"):
         underwatt.read_run()
+
+
+def test_a_checkout_that_was_never_installed_has_no_version(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(name: str) -> str:
+        raise metadata.PackageNotFoundError(name)
+
+    assert re.match(r"\d+\.\d+", underwatt.__version__)
+    monkeypatch.setattr(metadata, "version", missing)
+    assert underwatt.__version__ == "0+unknown"
 
 
 def test_a_budget_in_numbers_or_as_a_record_is_taken_whole(job: Job) -> None:

@@ -149,7 +149,7 @@ def test_true_joules_are_judged_by_the_budget_without_the_lag_of_a_sensor() -> N
 
 def test_what_the_search_of_a_training_finds_is_told_beside_the_plan() -> None:
     planned, better = Setting(PowerMode(gpu_mhz=300.0), 8), Setting(PowerMode(gpu_mhz=400.0), 16)
-    plan = SearchResult(Projection(Measurement(planned, 1.0, 3.0), 100.0, 300.0, fits=True), (), 0.0, "")
+    plan = SearchResult(Projection(Measurement(planned, 1.0, 3.0), 100.0, 300.0, fits=True), (), "")
     found = Planned(chosen=better, expected=Expected(90.0, 3.0, 270.0))
     assert searched(5, found, plan) == (
         f"searching: 5 settings measured by training steps; {better} is 10.0% sooner than the plan's {planned}"

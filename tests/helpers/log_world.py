@@ -1,11 +1,17 @@
-"""How a made-up run begins."""
+"""Made-up runs: how one begins, and the log of one."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from underwatt.events import Started
-from underwatt.records import DeviceInfo, WorkloadInfo
+from underwatt.events import BudgetChanged, SettingChanged, Started
+from underwatt.records import DeviceInfo, PowerMode, Setting, WorkloadInfo
+from underwatt.runlog.log import RunLog, read_log
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from underwatt.runlog.run_record import RunRecord
 
 
 def started(**changed: Any) -> Started:
@@ -22,3 +28,22 @@ def started(**changed: Any) -> Started:
         "version": "0.1.0",
     }
     return Started(**told | changed)
+
+
+def recorded(
+    path: Path,
+    watts: list[float],
+    *,
+    budgets: tuple[tuple[float, float | None], ...] = ((0.0, 10.0),),
+    **marks: list[float],
+) -> RunRecord:
+    """A log with ten readings a second from 0.1 s on; ``settings`` are the times at which the setting changed."""
+    with RunLog(path) as log:
+        log.write(started())
+        for at_s, budget_w in budgets:
+            log.write(BudgetChanged(at_s=at_s, power_w=budget_w, why="changed"))
+        for number, at_s in enumerate(marks.get("settings", [])):
+            log.write(SettingChanged(at_s=at_s, setting=Setting(PowerMode(), number + 1), state="holding", why=""))
+        for number, power_w in enumerate(watts, 1):
+            log.power(number / 10, power_w)
+    return read_log(path)

@@ -34,6 +34,7 @@ def test_holds_exactly_the_rows_that_nothing_beats(points: list[tuple[int, int]]
 
     best = {(times[a], powers[a]) for a in range(len(points)) if not any(beaten(a, b) for b in range(len(points)))}
     assert [(times[row], powers[row]) for row in rows] == sorted(best)
+    assert all(points.index(points[row]) == row for row in rows.tolist()), "of equal ones the first"
 
 
 def test_rows_without_a_time_are_left_out() -> None:

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from underwatt.predict.expert import leave_out
+from underwatt.predict.expert import _BLOCK, kernel, leave_out
 
 RNG = np.random.default_rng(0)
 
@@ -20,3 +20,11 @@ def test_left_out_readings_are_those_of_a_fit_without_them() -> None:
         gain = total[np.ix_(out, rest)] @ np.linalg.inv(total[np.ix_(rest, rest)])
         np.testing.assert_allclose(errors[out], residual[out] - gain @ residual[rest])
         np.testing.assert_allclose(variances[out], np.diag(total[np.ix_(out, out)] - gain @ total[np.ix_(rest, out)]))
+
+
+def test_points_compared_in_blocks_are_as_near_as_one_by_one() -> None:
+    points, others = RNG.normal(size=(2 * _BLOCK + 3, 6)), RNG.normal(size=(4, 6))
+    near = kernel(points, others, 0.5)
+    distance = np.sqrt(5) / 0.5 * np.linalg.norm(points[:, None] - others[None], axis=2)
+    np.testing.assert_allclose(near, (1 + distance + distance**2 / 3) * np.exp(-distance), rtol=1e-9)
+    assert kernel(points.astype(np.float32), others.astype(np.float32), 0.5).dtype == np.float32

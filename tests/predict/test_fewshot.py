@@ -243,5 +243,14 @@ def test_a_pair_out_of_order_meets_in_the_middle() -> None:
     np.testing.assert_allclose(never_slower(np.array([2.0, 1.0]), pair), [1.5, 1.5])
 
 
+def test_a_knob_may_have_very_many_values() -> None:
+    clocks = np.arange(1.0, 70_000.0)
+    many = SettingArray(("gpu_mhz",), clocks[:, None], np.full(len(clocks), 8.0))
+    times = np.where(clocks == 300.0, 5.0, -np.log(clocks))
+    found = never_slower(times, many)
+    assert np.all(np.diff(found) <= 1e-7)
+    np.testing.assert_allclose(found[300:], times[300:], atol=1e-7)
+
+
 def test_nothing_in_nothing_out() -> None:
     assert len(never_slower(np.empty(0), GRID_SETTINGS.take(slice(0, 0)))) == 0

@@ -125,6 +125,8 @@ def test_what_a_run_decided_is_shown_as_its_choice(record: RunRecord) -> None:
     agreed = world.report(record=replace(record, events=(*record.events, same)))
     assert agreed.decision is not None
     assert agreed.decision.reason == "it was measured."
+    assert agreed.front is not None
+    assert agreed.front.chosen == fallback.chosen, "with the same intervals, whoever chose it"
 
 
 def test_convergence_runs_for_another_target_are_not_used(record: RunRecord) -> None:

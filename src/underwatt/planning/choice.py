@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from numpy.typing import ArrayLike, NDArray
 
     from underwatt.planning.problem import Problem
-    from underwatt.predict.base import Predictor
+    from underwatt.predict.base import Floats, Predictor
     from underwatt.records import Measurement, Profile, Setting
 
 RISK = 0.05
@@ -142,17 +142,18 @@ class Candidates:
             raise InputError("Every batch size to choose from runs out of memory.", hint="Offer smaller batch sizes.")
         self.chance = self.outlook.chance_to_fit(problem.budget)
 
-    def expect(self, row: int) -> Expectation:
-        """A candidate as a record."""
-        one = take_rows(self.outlook, slice(row, row + 1))
-        return Expectation(
-            setting=self.problem.candidates[row],
-            time_s=_interval(one.log_time_s[0], one.time_std[0], one.log_skew[0]),
-            power_w=_interval(one.log_power_w[0], one.power_std[0]),
-            energy_j=_interval(one.log_energy_j[0], one.energy_std[0], one.log_skew[0]),
-            chance_over=float(1 - self.chance[row]),
-            measured=bool(self.measured[row]),
+    def expect(self, rows: NDArray[np.intp]) -> list[Expectation]:
+        """Some candidates as records."""
+        some = take_rows(self.outlook, rows)
+        columns = (
+            (self.problem.candidates[row] for row in rows),
+            _intervals(some.log_time_s, some.time_std, some.log_skew),
+            _intervals(some.log_power_w, some.power_std, 0.0),
+            _intervals(some.log_energy_j, some.energy_std, some.log_skew),
+            (1 - self.chance[rows]).tolist(),
+            self.measured[rows].tolist(),
         )
+        return [Expectation(*values) for values in zip(*columns, strict=True)]
 
 
 def _plan(known: Candidates, allowed: NDArray[np.bool_], how: str, risk: float) -> Plan:
@@ -161,7 +162,8 @@ def _plan(known: Candidates, allowed: NDArray[np.bool_], how: str, risk: float) 
     score, _ = known.outlook.log_score(problem.goal)
     row = int(np.argmin(np.where(allowed, score, np.inf)))
     rows = front(np.where(known.runs, time, np.inf), power)
-    around = {at: known.expect(at) for at in (row, *rows.tolist())}
+    described = np.append(rows, row)
+    around = dict(zip(described.tolist(), known.expect(described), strict=True))
     faster, thriftier = rows[time[rows] < time[row]].tolist(), rows[power[rows] < power[row]].tolist()
     return Plan(
         chosen=around[row],
@@ -175,14 +177,10 @@ def _plan(known: Candidates, allowed: NDArray[np.bool_], how: str, risk: float) 
     )
 
 
-def _interval(log_expected: float, std: float, log_skew: float = 0.0) -> Interval:
-    median, reach = log_expected - log_skew, quantile(0.5 + INTERVAL / 2) * std
-    return Interval(math.exp(log_expected), math.exp(median - reach), math.exp(median + reach))
-
-
-def quantile(probability: float) -> float:
-    """The value that a standard normal variable stays below with this probability."""
-    return float(ndtri(probability))
+def _intervals(log_expected: Floats, std: Floats, log_skew: Floats | float) -> list[Interval]:
+    median, reach = log_expected - log_skew, ndtri(0.5 + INTERVAL / 2) * std
+    logs = zip(log_expected.tolist(), (median - reach).tolist(), (median + reach).tolist(), strict=True)
+    return [Interval(*map(math.exp, three)) for three in logs]
 
 
 def front(time_s: ArrayLike, power_w: ArrayLike) -> NDArray[np.intp]:
@@ -193,6 +191,9 @@ def front(time_s: ArrayLike, power_w: ArrayLike) -> NDArray[np.intp]:
     """
     time, power = np.asarray(time_s, dtype=float), np.asarray(power_w, dtype=float)
     known = np.flatnonzero(np.isfinite(time) & np.isfinite(power))
+    order = known[np.argsort(time[known])]
+    # Few draw no more than all that are faster, and only among these do ties need to be put in order.
+    known = np.sort(order[power[order] <= np.minimum.accumulate(power[order])])
     order = known[np.lexsort((power[known], time[known]))]
     lowest_before = np.concatenate([[np.inf], np.minimum.accumulate(power[order])[:-1]])
     return np.asarray(order[power[order] < lowest_before]) if len(order) else order
@@ -231,7 +232,7 @@ def _mean(readings: list[tuple[float, float]]) -> tuple[float, float]:
 
 def _infeasible(candidates: Candidates, risk: float) -> BudgetError:
     """Which bound cannot be kept, and the smallest that could."""
-    budget, z = candidates.problem.budget, quantile(1 - risk)
+    budget, z = candidates.problem.budget, float(ndtri(1 - risk))
     keeps = candidates.runs
     for bound in candidates.outlook.bounds(budget):
         value = bound.log_median + z * bound.std - BOUND_SLACK

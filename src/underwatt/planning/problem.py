@@ -84,6 +84,10 @@ class Goal(str, Enum):
     SOONEST = "soonest"
     LEAST_ENERGY = "least energy"
 
+    @classmethod
+    def _missing_(cls, value: object) -> Goal:
+        raise InputError(f"There is no goal {value!r}.", hint=f"The goals are {', '.join(goal.value for goal in cls)}.")
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Problem:
@@ -256,7 +260,9 @@ class Outlook:
 
     def keeps(self, budget: Budget) -> NDArray[np.bool_]:
         """Which candidates keep every bound of the budget if all goes as expected."""
-        expected = keeps(budget, np.exp(self.log_drawn_w), np.exp(self.log_time_s), np.exp(self.log_energy_j))
+        bounds = (budget.power_w, budget.deadline_s, budget.energy_j)
+        logs = zip(bounds, (self.log_drawn_w, self.log_time_s, self.log_energy_j), strict=True)
+        expected = keeps(budget, *(math.nan if most is None else np.exp(log) for most, log in logs))
         return np.asarray(expected & np.isfinite(self.log_time_s))
 
     def bounds(self, budget: Budget) -> tuple[Bound, ...]:

@@ -73,7 +73,6 @@ class SearchResult:
 
     best: Projection
     measurements: tuple[Measurement, ...]
-    expected_gain: float  # of one more measurement, as a share of the time (or energy) to target
     stopped: str
 
 
@@ -116,7 +115,7 @@ class Search:
         self._starts: list[int] = []
         self._fit: Fit | None = None
         self._shortlist: NDArray[np.intp] | None = None
-        self._gain, self._stopped = 0.0, "every setting was measured"
+        self._stopped = "every setting was measured"
         self._predicted = (math.nan, 0.0)  # log power of what was asked for last, and its standard deviation
         for measurement in self.known:
             self._note(measurement)
@@ -149,9 +148,7 @@ class Search:
                 self._stopped = _limit_reached(len(self._made))
             return None
         rows, prediction = self._predict_promising()
-        at, self._gain, self._stopped = self._next(
-            self.problem.take(rows), prediction, still_open[rows], self._highest_log_w[rows]
-        )
+        at, self._stopped = self._next(self.problem.take(rows), prediction, still_open[rows], self._highest_log_w[rows])
         if at is None:
             return None
         limit = self.most if self.best else 2 * self.most
@@ -193,7 +190,7 @@ class Search:
     def result(self) -> SearchResult:
         """What the search ends with; raises ``BudgetError`` where nothing that was measured fits."""
         if self.best is not None:
-            return SearchResult(self.best, tuple(self._made), self._gain, self._stopped)
+            return SearchResult(self.best, tuple(self._made), self._stopped)
         budget = self.problem.budget
         if not self._projections:
             hint = "Offer smaller batch sizes, or look at the failures."
@@ -267,8 +264,8 @@ class Search:
 
     def _next(
         self, problem: Problem, prediction: Prediction, open_rows: NDArray[np.bool_], highest_log_w: Floats
-    ) -> tuple[int | None, float, str]:
-        """Which candidate to measure next (``None``: none), what that is expected to gain, and why."""
+    ) -> tuple[int | None, str]:
+        """Which candidate to measure next (``None``: none), and why."""
         outlook, best = Outlook.of(problem, prediction, self.measurements), self.best
         every_open = open_rows
         if self.safe:
@@ -277,26 +274,26 @@ class Search:
             chance = float(np.where(open_rows, outlook.chance_to_fit(problem.budget), 0.0).max())
             lowest = int(np.argmin(outlook.log_drawn_w))
             if chance >= HOPELESS:
-                return safest_fast(problem, outlook, open_rows, self.caution), 0.0, "to find a setting that fits"
+                return safest_fast(problem, outlook, open_rows, self.caution), "to find a setting that fits"
             if every_open[lowest]:
-                return lowest, 0.0, "to see whether the lowest setting fits"
-            return None, 0.0, "no setting is likely to fit"
+                return lowest, "to see whether the lowest setting fits"
+            return None, "no setting is likely to fit"
         if not every_open.any():
-            return None, 0.0, "every promising setting was measured"
+            return None, "every promising setting was measured"
         gains = expected_gain(problem, outlook, math.log(best.score(problem.goal)), self.caution)
         at = int(np.argmax(np.where(every_open, gains, -1.0)))
         gain = max(0.0, -math.expm1(-float(gains[at])))
         if gain < self.least_gain:
-            return None, gain, f"another measurement is expected to gain {100 * gain:.1f}%"
+            return None, f"another measurement is expected to gain {100 * gain:.1f}%"
         if not open_rows[at]:
             step = stepping_stone(problem.candidates, open_rows, at, [m.setting for m in self.measurements])
             if step is not None:
-                return step, gain, f"on the way to one that is expected to gain {100 * gain:.1f}%"
+                return step, f"on the way to one that is expected to gain {100 * gain:.1f}%"
             at = int(np.argmax(np.where(open_rows, gains, -1.0)))
             gain = max(0.0, -math.expm1(-float(gains[at])))
             if gain < self.least_gain:
-                return None, gain, f"a measurement that surely fits is expected to gain {100 * gain:.1f}%"
-        return at, gain, f"expected to gain {100 * gain:.1f}%"
+                return None, f"a measurement that surely fits is expected to gain {100 * gain:.1f}%"
+        return at, f"expected to gain {100 * gain:.1f}%"
 
 
 def stepping_stone(

@@ -81,9 +81,9 @@ def _most_telling(x: Inputs, known: int, count: int, belief: Belief) -> list[int
         uncertain.append((prior, spread))
 
     def measure(at: int) -> None:
-        for where, (now, spread) in enumerate(uncertain):
+        for now, spread in uncertain:
             shared = now[:, at].copy()
-            uncertain[where] = (now - np.outer(shared, shared) / (shared[at] + spread.noise**2), spread)
+            now -= np.outer(shared, shared) / (shared[at] + spread.noise**2)
 
     chosen = list(range(known))
     for at in chosen:

@@ -42,23 +42,23 @@ class Dual:
     def __add__(self, other: Dual | Floats) -> Dual:
         if not isinstance(other, Dual):
             return Dual(self.value + other, self.by)
-        return Dual(self.value + other.value, _merge(self.by, 1.0, other.by, 1.0))
+        return Dual(self.value + other.value, _merge(self.by, other.by))
 
     def __neg__(self) -> Dual:
-        return Dual(-self.value, {name: -slope for name, slope in self.by.items()})
+        return Dual(-self.value, _scaled(self.by, -1.0))
 
     def __sub__(self, other: Dual | Floats) -> Dual:
         return self + (-other)
 
     def __mul__(self, other: Dual | Floats) -> Dual:
         if not isinstance(other, Dual):
-            return Dual(self.value * other, {name: slope * other for name, slope in self.by.items()})
-        return Dual(self.value * other.value, _merge(self.by, other.value, other.by, self.value))
+            return Dual(self.value * other, _scaled(self.by, other))
+        return Dual(self.value * other.value, _merge(_scaled(self.by, other.value), _scaled(other.by, self.value)))
 
     def exp(self) -> Dual:
         """The exponential: of a constant, one that cannot be negative."""
         value = np.exp(self.value)
-        return Dual(value, {name: slope * value for name, slope in self.by.items()})
+        return Dual(value, _scaled(self.by, value))
 
     def jacobian(self, names: Sequence[str], rows: int) -> Floats:
         """Derivatives as a matrix: one row a setting, one column a constant."""
@@ -69,13 +69,15 @@ class Dual:
         return np.asarray(columns.T)
 
 
-def _merge(
-    left: dict[str, Floats], left_scale: Floats | float, right: dict[str, Floats], right_scale: Floats | float
-) -> dict[str, Floats]:
-    merged = {name: slope * left_scale for name, slope in left.items()}
+def _merge(left: dict[str, Floats], right: dict[str, Floats]) -> dict[str, Floats]:
+    merged = dict(left)
     for name, slope in right.items():
-        merged[name] = merged[name] + slope * right_scale if name in merged else slope * right_scale
+        merged[name] = merged[name] + slope if name in merged else slope
     return merged
+
+
+def _scaled(by: dict[str, Floats], scale: Floats | float) -> dict[str, Floats]:
+    return {name: slope * scale for name, slope in by.items()}
 
 
 def smooth_max(log_sharpness: Dual, *terms: Dual) -> Dual:
@@ -89,9 +91,10 @@ def smooth_max(log_sharpness: Dual, *terms: Dual) -> Dual:
     value = top + np.log(total) / sharpness
     by: dict[str, Floats] = {}
     for share, term in zip(shares, terms, strict=True):
-        by = _merge(by, 1.0, term.by, share)
-    by_sharpness = (shares * values).sum(axis=0) - value
-    return Dual(value, _merge(by, 1.0, log_sharpness.by, by_sharpness))
+        by = _merge(by, _scaled(term.by, share))
+    if log_sharpness.by:
+        by = _merge(by, _scaled(log_sharpness.by, (shares * values).sum(axis=0) - value))
+    return Dual(value, by)
 
 
 def add(*terms: Dual) -> Dual:

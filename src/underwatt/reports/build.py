@@ -78,21 +78,20 @@ def parity_figure(
     settings = list(dict.fromkeys(m.setting for m in usable))
     rows = np.unique(np.linspace(0, len(settings) - 1, min(most, len(settings))).round().astype(int))
     asked = {settings[row] for row in rows.tolist()}
-    held = hold_back([m for m in usable if m.setting in asked], references)
-    verdict = judge(held, "underwatt")
+    held, predicted = hold_back([m for m in usable if m.setting in asked], references)
+    verdict = judge(held, predicted, "underwatt")
 
-    def checked(quantity: str, mean_error: float, covered: float) -> Checked:
-        mean, std = (getattr(held.predicted, f"log_{quantity}{end}") for end in ("", "_std"))
-        measured = tuple(getattr(m, quantity) for m in held.measurements)
+    def checked(quantity: str, mean_error: float) -> Checked:
+        mean, std = (getattr(predicted, f"log_{quantity}{end}") for end in ("", "_std"))
+        measured = tuple(getattr(m, quantity) for m in held)
         low, middle, high = (tuple(np.exp(mean + z * std).tolist()) for z in (-Z90, 0.0, Z90))
-        return Checked(quantity, measured, middle, low, high, mean_error, covered)
+        return Checked(quantity, measured, middle, low, high, mean_error)
 
     return Parity(
-        settings=tuple(m.setting for m in held.measurements),
-        step_s=checked("step_s", verdict.time_mape, verdict.time_cover90),
-        power_w=checked("power_w", verdict.power_mape, verdict.power_cover90),
+        settings=tuple(m.setting for m in held),
+        step_s=checked("step_s", verdict.time_mape),
+        power_w=checked("power_w", verdict.power_mape),
         measured=len(settings),
-        grade=verdict.grade,
         message=verdict.verdict,
     )
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from functools import partial
+from html import escape
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -21,6 +23,7 @@ ACCENT, BAND, OVER, GROUND = "var(--accent)", "var(--band)", "var(--over)", "var
 SCALE = [[0.0, "var(--scale-0)"], [0.5, "var(--scale-1)"], [1.0, "var(--scale-2)"]]
 
 Drawing = dict[str, Any]
+plain = partial(escape, quote=False)  # text for Plotly, which reads some HTML in labels
 MOST_TICKS = 7
 
 
@@ -82,11 +85,6 @@ def label(text: str, x: float | str, y: float | str, short: str = "", **more: An
         "bgcolor": "rgba(0,0,0,0)",
         **more,
     }
-
-
-def plain(text: str) -> str:
-    """Text for Plotly, which reads some HTML in labels."""
-    return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
 
 
 def line(x: list[Any], y: list[Any], *, color: str = ACCENT, width: float = 2, **more: Any) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from underwatt.reports.draw_plan import (
     points,
     quantity,
 )
-from underwatt.reports.words import bound, counted, duration, energy, energy_unit, figures, time_unit
+from underwatt.reports.words import bound, counted, duration, energy, energy_unit, figures, time_unit, watts
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -54,16 +54,11 @@ def draw_trace(trace: PowerTrace) -> Drawing:
                 text = f"budget {bound(step_w)}"
                 labels.append(label(text, step_s / unit_s, step_w, bound(step_w), xanchor="left", yanchor="bottom"))
             last_w = step_w
-    traces.append(
-        {
-            "type": "scatter",
-            "mode": "markers",
-            "x": [at / unit_s for at in trace.over_at_s],
-            "y": list(trace.over_power_w),
-            "marker": {"size": 4, "color": OVER},
-            "hovertemplate": "%{y:.3g} W, above the budget<extra></extra>",
-        }
+    over_x, texts = (
+        [at / unit_s for at in trace.over_at_s],
+        [f"{watts(w)}, above the budget" for w in trace.over_power_w],
     )
+    traces.append(points(over_x, list(trace.over_power_w), texts, size=4, color=OVER))
     return drawing(
         traces,
         height=360,

@@ -135,7 +135,6 @@ class Checked:
     low: Floats
     high: Floats
     mean_error: float  # percent
-    covered: float  # share of one
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +145,6 @@ class Parity:
     step_s: Checked
     power_w: Checked
     measured: int  # how many settings were measured; where there are very many, some of them are checked
-    grade: str
     message: str
 
 
@@ -211,7 +209,6 @@ class Share:
 class EnergySpent:
     """Energy of a run by setting, the largest part first."""
 
-    simulated: bool
     shares: tuple[Share, ...]
     message: str
 
@@ -220,7 +217,6 @@ class EnergySpent:
 class EnergyBySetting:
     """Expected energy to the target of the choice and of what others would choose."""
 
-    per: str
     chosen: Expectation
     others: tuple[Other, ...]
     message: str

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from underwatt.budget import Watts
-from underwatt.planning.choice import INTERVAL, RISK, Expectation, Interval, choose_setting, outlook_as_known, quantile
+from underwatt.planning.choice import RISK, Candidates, choose_setting, outlook_as_known
 from underwatt.planning.problem import Problem, project, rows_of
 from underwatt.predict.design import fits_memory
 from underwatt.predict.fewshot import FewShot
@@ -25,8 +25,7 @@ if TYPE_CHECKING:
 
     from underwatt.budget import Budget
     from underwatt.convergence.curve import ConvergenceCurve
-    from underwatt.planning.choice import Plan
-    from underwatt.planning.problem import Outlook
+    from underwatt.planning.choice import Expectation, Plan
     from underwatt.predict.base import SettingArray
     from underwatt.records import Measurement, PowerMode, Profile, Setting
     from underwatt.rivals.compare import Alternative
@@ -44,8 +43,7 @@ class PlanToExplain:
 
     problem: Problem
     measurements: tuple[Measurement, ...]
-    outlook: Outlook  # measured where it was measured
-    measured: NDArray[np.bool_]
+    known: Candidates
     keeps: NDArray[np.bool_]  # the budget, at the accepted risk
     plan: Plan
     chosen: Expectation
@@ -80,45 +78,26 @@ def make_plan(
     problem = Problem.of(candidates, budget, curve, idle_w=idle_w)
     prediction = FewShot().fit(profile.usable(), references).predict(candidates)
     plan = choose_setting(problem, prediction, measurements=measurements)
-    outlook, measured = outlook_as_known(problem, prediction, measurements)
-    chance = outlook.chance_to_fit(budget)
+    known = Candidates(problem, prediction, measurements)
     chosen, reason = plan.chosen, plan.reason
     taken = np.empty(0, dtype=np.intp) if decided is None else rows_of(candidates, decided[0])
     # A choice that never reaches the target, by trainings made since, is no plan to explain.
-    by_run = bool(len(taken)) and bool(np.isfinite(outlook.log_time_s[taken[0]]))
+    by_run = bool(len(taken)) and bool(known.runs[taken[0]])
     if decided is not None and by_run:
-        chosen, reason = _describe(problem, outlook, chance, measured, int(taken[0])), decided[1]
+        [chosen], reason = known.expect(taken[:1]), decided[1]
     steps_alone, _ = outlook_as_known(replace(problem, idle_w=None), prediction, measurements)
     return PlanToExplain(
         problem=problem,
         measurements=measurements,
-        outlook=outlook,
-        measured=measured,
-        keeps=chance >= 1 - RISK,
+        known=known,
+        keeps=known.chance >= 1 - RISK,
         plan=plan,
         chosen=chosen,
         reason=reason,
         others=compare(problem, prediction, measurements, stock_modes=stock_modes),
         per="sample" if curve is None else "target",
         by_run=by_run,
-        paused=outlook.log_time_s > steps_alone.log_time_s,
-    )
-
-
-def _describe(
-    problem: Problem, outlook: Outlook, chance: NDArray[np.float64], measured: NDArray[np.bool_], row: int
-) -> Expectation:
-    def interval(log_value: NDArray[np.float64], std: NDArray[np.float64]) -> Interval:
-        middle, reach = float(log_value[row]), quantile(0.5 + INTERVAL / 2) * float(std[row])
-        return Interval(math.exp(middle), math.exp(middle - reach), math.exp(middle + reach))
-
-    return Expectation(
-        setting=problem.candidates[row],
-        time_s=interval(outlook.log_time_s, outlook.time_std),
-        power_w=interval(outlook.log_power_w, outlook.power_std),
-        energy_j=interval(outlook.log_energy_j, outlook.energy_std),
-        chance_over=float(1 - chance[row]),
-        measured=bool(measured[row]),
+        paused=known.outlook.log_time_s > steps_alone.log_time_s,
     )
 
 
@@ -192,7 +171,7 @@ def _key_figures(planned: PlanToExplain, gain: tuple[Alternative, float] | None)
 def front_figure(planned: PlanToExplain) -> Front:
     """Time against power."""
     chosen, bound_w = planned.chosen, planned.problem.budget.power_w
-    keeping = int((planned.keeps & np.isfinite(planned.outlook.log_time_s)).sum())
+    keeping = int((planned.keeps & planned.known.runs).sum())
     others = tuple(
         Other(letter, _label(other.name), other)
         for letter, other in zip(ascii_uppercase, joined(planned.others), strict=False)
@@ -280,14 +259,15 @@ def heat_maps(planned: PlanToExplain) -> tuple[HeatMap, HeatMap] | None:
             batch_sizes=tuple(int(size) for size in sizes),
             values=tuple(map(tuple, values.tolist())),
             keeps=tuple(map(tuple, keeps.tolist())),
-            measured=tuple(map(tuple, grid(planned.measured, False).tolist())),
+            measured=tuple(map(tuple, grid(planned.known.measured, False).tolist())),
             chosen=(int(where[0][chosen_at]), int(where[1][chosen_at])),
             paused=int(planned.paused[rows].sum()),
             others_at=str(rest) if rest.knobs() else "",
             message=_map_message(planned, quantity, values, int(keeps.sum()), knob),
         )
 
-    return heat_map("time_s", planned.outlook.log_time_s), heat_map("power_w", planned.outlook.log_power_w)
+    outlook = planned.known.outlook
+    return heat_map("time_s", outlook.log_time_s), heat_map("power_w", outlook.log_power_w)
 
 
 def _map_message(planned: PlanToExplain, quantity: str, values: NDArray[Any], keeping: int, knob: str) -> str:
@@ -308,4 +288,4 @@ def energy_by_setting(planned: PlanToExplain, front: Front) -> EnergyBySetting:
     if others:
         low, high = (pick(others, key=lambda other: other.choice.energy_j).choice for pick in (min, max))
         message += f"; others from {energy(low.energy_j)} ({low.name}) to {energy(high.energy_j)} ({high.name})"
-    return EnergyBySetting(planned.per, planned.chosen, others, f"{message}.")
+    return EnergyBySetting(planned.chosen, others, f"{message}.")

@@ -228,14 +228,13 @@ def energy_figures(
         return None
     total_j = np.cumsum(record.power.power_w * record.span_s())
     rows = np.unique(np.linspace(0, len(at_s) - 1, MOST_ENERGY_POINTS).round().astype(int))
-    simulated = record.start.simulated
     energy_j, time_s = spent(record)
     message = f"The run took {energy(energy_j)} in {duration(time_s)}."
     if expected_j is not None and math.isfinite(expected_j):
         expected = f"the plan expects {energy(expected_j)} to the target"
         message += f" With {budget} all along, {expected}, search not included."
     over_time = EnergyOverTime(
-        simulated,
+        record.start.simulated,
         _plain(at_s[rows]),
         _plain(total_j[rows]),
         expected_j,
@@ -243,31 +242,25 @@ def energy_figures(
         None if budget is None else budget.energy_j,
         message,
     )
-    return over_time, _spent(record, at_s, total_j, simulated)
+    return over_time, _by_setting(record, at_s, total_j)
 
 
-def _spent(record: RunRecord, at_s: Floats, total_j: Floats, simulated: bool) -> EnergySpent | None:
+def _by_setting(record: RunRecord, at_s: Floats, total_j: Floats) -> EnergySpent | None:
     events = record.of(SettingChanged)
     if not events:
         return None
     edges_s = np.array([*(event.at_s for event in events), at_s[-1]])
-    at_edges_j = np.interp(edges_s, at_s, total_j)
-    spent: dict[Setting, tuple[float, float]] = {}
-    for at, event in enumerate(events):
-        time_s, energy_j = spent.get(event.setting, (0.0, 0.0))
-        spent[event.setting] = (
-            time_s + max(0.0, float(edges_s[at + 1] - edges_s[at])),
-            energy_j + max(0.0, float(at_edges_j[at + 1] - at_edges_j[at])),
-        )
-    shares = tuple(
-        Share(setting, time_s, energy_j)
-        for setting, (time_s, energy_j) in sorted(spent.items(), key=lambda item: -item[1][1])
-    )
+    pieces = np.maximum(np.diff([edges_s, np.interp(edges_s, at_s, total_j)]), 0.0).T
+    spent: dict[Setting, Floats] = {}
+    for event, piece in zip(events, pieces, strict=True):
+        spent[event.setting] = spent.get(event.setting, 0.0) + piece
+    found = (Share(setting, *both.tolist()) for setting, both in spent.items())
+    shares = tuple(sorted(found, key=lambda share: -share.energy_j))
     whole = sum(share.energy_j for share in shares)
     most = shares[0]
     rest = f", the rest at {counted(len(shares) - 1, 'other setting')}" if len(shares) > 1 else ""
     message = f"{percent(most.energy_j / whole) if whole else 'None'} of the energy was spent at {most.setting}{rest}."
-    return EnergySpent(simulated, shares, message)
+    return EnergySpent(shares, message)
 
 
 def happened(record: RunRecord) -> str:

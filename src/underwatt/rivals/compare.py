@@ -112,10 +112,11 @@ def compare(
     if powertrain is not None:
         seen = Outlook.without_pauses(part, take_rows(powertrain, rows), measurements)
         named["PowerTrain's choice"] = oracle(Table.predicted(part, seen), watts)  # unmeasured, taken at its word
+    chosen = {name: row for name, row in named.items() if row is not None}
+    expected = judged.expect(np.array([*chosen.values()], dtype=np.intp))
     found = [
-        as_alternative(name, judged.expect(row), budget, risk, keeps_it=bool(kept[row]))
-        for name, row in named.items()
-        if row is not None
+        as_alternative(name, one, budget, risk, keeps_it=bool(kept[row]))
+        for (name, row), one in zip(chosen.items(), expected, strict=True)
     ]
     best_of_all = None if truth is None else _oracle(part, truth.name, truth.step_s[rows], truth.power_w[rows])
     return tuple(found) if best_of_all is None else (*found, best_of_all)

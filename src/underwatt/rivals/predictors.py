@@ -86,9 +86,9 @@ class PowerTrain:
 
     def _train_both(self, seen: Observations, start: FittedPowerTrain | None) -> FittedPowerTrain:
         rows = seen.settings.matrix()
-        time = self._train(rows, seen.log_step_s, None if start is None else start.time)
-        power = self._train(rows, seen.log_power_w, None if start is None else start.power)
-        return FittedPowerTrain(seen.settings.knobs, time, power)
+        starts = (None, None) if start is None else start.networks
+        logs = (seen.log_step_s, seen.log_power_w)
+        return FittedPowerTrain(seen.settings.knobs, tuple(map(partial(self._train, rows), logs, starts)))
 
     def _train(self, rows: Floats, logs: Floats, start: _Network | None) -> _Network:
         torch, values = self._torch, np.exp(logs)
@@ -134,15 +134,14 @@ class FittedPowerTrain:
     """Two trained networks: step time and power. Those of a reference can be fine-tuned."""
 
     knobs: tuple[str, ...]
-    time: _Network
-    power: _Network
+    networks: tuple[_Network, ...]
 
     def predict(self, settings: SettingArray) -> Prediction:
         """Log time and log power of each setting; the uncertainty is the same for all."""
         check_same_knobs(settings, self.knobs)
         rows = settings.matrix()
-        time_std, power_std = (np.full(len(rows), network.std) for network in (self.time, self.power))
-        return Prediction(self.time.logs(rows), time_std, self.power.logs(rows), power_std)
+        found = [(network.logs(rows), np.full(len(rows), network.std)) for network in self.networks]
+        return Prediction(*found[0], *found[1])
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -46,18 +46,13 @@ class ValidationReport:
     verdict: str
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class HeldBack:
-    """Measurements, and what was predicted for each by a predictor that had not seen its setting."""
-
-    measurements: tuple[Measurement, ...]
-    predicted: Prediction
-
-
 def hold_back(
     measurements: Sequence[Measurement], references: Sequence[Profile] = (), *, predictor: Predictor | None = None
-) -> HeldBack:
-    """Hold back each measured setting in turn (in at most ten groups), and predict it from the rest."""
+) -> tuple[list[Measurement], Prediction]:
+    """Hold back each measured setting in turn (in at most ten groups), and predict it from the rest.
+
+    The usable measurements, and what was predicted for each by a predictor that had not seen its setting.
+    """
     predictor = predictor or FewShot()
     settings = observe(measurements).settings
     usable = [m for m in measurements if m.usable]
@@ -79,7 +74,7 @@ def hold_back(
         predicted = fitted.predict(settings.take(rows))
         for name, column in columns.items():
             column[rows] = getattr(predicted, name)
-    return HeldBack(tuple(usable), Prediction(**columns))
+    return usable, Prediction(**columns)
 
 
 def cross_validate(
@@ -87,12 +82,11 @@ def cross_validate(
 ) -> ValidationReport:
     """Predict each measured setting from the others, and compare with what was measured."""
     predictor = predictor or FewShot()
-    return judge(hold_back(measurements, references, predictor=predictor), predictor.name)
+    return judge(*hold_back(measurements, references, predictor=predictor), predictor.name)
 
 
-def judge(held: HeldBack, predictor: str) -> ValidationReport:
+def judge(usable: Sequence[Measurement], predicted: Prediction, predictor: str) -> ValidationReport:
     """What predictions of held-back settings are worth."""
-    usable, predicted = held.measurements, held.predicted
     off = np.stack([predicted.log_step_s, predicted.log_power_w]) - np.log([(m.step_s, m.power_w) for m in usable]).T
     stds = np.stack([predicted.log_step_s_std, predicted.log_power_w_std])
     errors = 100 * np.abs(np.exp(off) - 1)
