@@ -1,16 +1,22 @@
-"""How well the physics model's few constants explain every measured power mode of real boards.
+"""How well the physics of the virtual boards explains what real boards were measured to do.
 
     python benchmarks/physics.py --data DIR --json OUT
 
-Fits each ``*_train_*.csv`` in DIR (columns cores, cpu_mhz, gpu_mhz, mem_mhz, time_ms, power_w; batch_size optional) and
-reports the mean absolute percentage error left on the same table, beside that of the neural network that PowerTrain
-trained on every mode of its tables.
+Three kinds of rows:
+
+- ``table``: each ``*_train_*.csv`` in DIR (columns cores, cpu_mhz, gpu_mhz, mem_mhz, time_ms, power_w; batch_size
+  optional) is fitted, and the mean absolute percentage error left on the same table reported, beside that of the
+  neural network that PowerTrain trained on every mode of its tables. cpuidle is off, as it was there.
+- ``idle``: what a virtual board draws at rest, beside what owners of the real one have published.
+- ``workload``: VGG19 on a virtual TX2 at each of its 13 GPU clocks, beside the first and the last as measured on a real
+  one. Nothing is fitted to these: the board's constants come from data sheets, the network's costs are counted.
 """
 
 from __future__ import annotations
 
 import argparse
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -19,10 +25,43 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 from _table import Column, add_output, as_table, write
 from physics_fit import Fit, fit
-from underwatt.drivers.virtual.physics import Clocks, Floats
+from underwatt.drivers.virtual.board_specs import BOARDS
+from underwatt.drivers.virtual.physics import Clocks, Floats, idle_power, step_power, step_times
+from underwatt.records import PowerMode, WorkloadCost
 
 PUBLISHED = ("8–9", "4")  # PowerTrain's network, trained on every mode
 COLUMNS = ("cores", "cpu_mhz", "gpu_mhz", "mem_mhz", "time_ms", "power_w")
+
+
+@dataclass(frozen=True)
+class PublishedIdle:
+    """Watts at rest that owners of a board have published (forums, reviews, papers), from the least to the most."""
+
+    board: str
+    mode: str
+    low_w: float
+    high_w: float
+    cpuidle: bool = True
+
+
+IDLE = (
+    PublishedIdle("nano", "MAXN", 1.0, 1.75),
+    PublishedIdle("tx2", "MAXP_CORE_ARM", 2.1, 3.1),
+    PublishedIdle("xavier-agx", "MODE_15W", 3.1, 3.5),
+    PublishedIdle("orin-nano", "15W", 3.7, 5.0),
+    PublishedIdle("orin-nano-super", "15W", 3.7, 5.0),
+    PublishedIdle("orin-agx", "MAXN", 6.8, 6.8),
+    PublishedIdle("orin-agx", "MAXN", 10.4, 10.4, cpuidle=False),  # clocks at maximum: jetson_clocks
+    PublishedIdle("orin-agx-jp6", "MAXN", 6.8, 6.8),
+)
+# A real TX2: frames a second and watts of VDD_IN at its lowest and its highest GPU clock. These frames are inference:
+# training one costs three times the FLOPs, 1,780 for each cycle that one frame takes at the lowest clock, and the GPU's
+# peak is 512.
+VGG19_ON_TX2 = {114.75: (1.73, 9.03), 1300.5: (14.89, 16.08)}
+# All of VGG19's convolutions are 3 × 3, which cuDNN computes by Winograd's algorithm with fewer multiplications than
+# are counted. Lavin and Gray (CVPR 2016, table 5: this network, FP32, a GPU of the generation before) reach 1.0 of the
+# peak with one image at a time, in FLOPs of the direct algorithm, and 1.35 with 64.
+WINOGRAD_SHARE = 1.0
 
 
 def read_table(path: Path) -> tuple[Clocks, Floats, Floats, Floats]:
@@ -46,19 +85,126 @@ def row(path: Path) -> dict[str, object]:
     }
 
 
-SHOWN = (
-    Column("table"),
-    Column("constants"),
-    Column("time_mape", "time %", ".2f"),
-    Column("power_mape", "power %", ".2f"),
-)
+def clocks_of(mode: PowerMode) -> Clocks:
+    knobs = mode.knobs()
+    return Clocks(*(np.asarray(float(knobs[name])) for name in ("cpu_cores", "cpu_mhz", "gpu_mhz", "mem_mhz")))
+
+
+def off_pct(found: float, published: float) -> float:
+    return round(100 * (found / published - 1), 1)
+
+
+def idle_row(published: PublishedIdle) -> dict[str, object]:
+    spec = BOARDS[published.board]
+    mode = clocks_of(spec.stock_mode(published.mode))
+    idle_w = float(idle_power(spec.physics.power, mode, cpuidle=published.cpuidle).total_w)
+    return {
+        "idle": published.board,
+        "mode": published.mode,
+        "cpuidle": "on" if published.cpuidle else "off",
+        "idle_w": round(idle_w, 2),
+        "published_low_w": published.low_w,
+        "published_high_w": published.high_w,
+        "off_pct": off_pct(idle_w, (published.low_w + published.high_w) / 2),
+    }
+
+
+def vgg19_inference(flops_share: float) -> WorkloadCost:
+    """Counted for one frame of 224 × 224: convolutions with ReLU, pooling, three dense layers; FP32.
+
+    ``flops_share`` of the counted FLOPs are computed.
+    """
+    side, channels, flops, moved, weights, kernels = 224, 3, 0.0, 0.0, 0.0, 0
+    for width, layers in ((64, 2), (128, 2), (256, 4), (512, 4), (512, 4)):
+        for _ in range(layers):
+            flops += 2 * 9 * channels * width * side**2
+            weights += 9 * channels * width + width
+            moved += channels * side**2 + 3 * width * side**2  # read, write; ReLU reads and writes again
+            channels, kernels = width, kernels + 2
+        moved += 1.25 * width * side**2
+        side, kernels = side // 2, kernels + 1
+    inputs = channels * side**2
+    for width in (4096, 4096, 1000):
+        flops += 2 * inputs * width
+        weights += inputs * width + width
+        inputs, kernels = width, kernels + 2
+    return WorkloadCost(
+        flops_per_sample=flops_share * flops,
+        bytes_per_sample=4 * moved,
+        bytes_per_step=4 * weights,
+        kernels_per_step=kernels,
+        load_bytes_per_sample=4 * 3 * 224**2,
+        parameters=weights,
+        state_bytes=4 * weights,
+        activation_bytes_per_sample=4 * 2 * 64 * 224**2,
+    )
+
+
+def tx2_rows() -> list[dict[str, object]]:
+    """One frame after another in the largest mode, at each GPU clock."""
+    spec, rows = BOARDS["tx2"], []
+    peak_flops_per_cycle = 2 * 256  # data sheet: 256 lanes
+    cost = vgg19_inference(spec.physics.flops_per_gpu_cycle / (WINOGRAD_SHARE * peak_flops_per_cycle))
+    for gpu_mhz in spec.gpu_mhz:
+        mode = clocks_of(spec.space.highest.with_knobs(gpu_mhz=gpu_mhz))
+        times = step_times(spec.physics.step_constants(cost), mode, 1.0)
+        frames, power_w = float(1 / times.step_s), float(step_power(spec.physics.power, mode, times).total_w)
+        found: dict[str, object] = {
+            "workload": "VGG19 inference on tx2",
+            "gpu_mhz": gpu_mhz,
+            "frames_per_s": round(frames, 2),
+            "power_w": round(power_w, 2),
+        }
+        if gpu_mhz in VGG19_ON_TX2:
+            real_frames, real_w = VGG19_ON_TX2[gpu_mhz]
+            found |= {"published_frames_per_s": real_frames, "frames_off_pct": off_pct(frames, real_frames)}
+            found |= {"published_w": real_w, "power_off_pct": off_pct(power_w, real_w)}
+        rows.append(found)
+    return rows
+
+
+SHOWN = {
+    "table": (
+        Column("table"),
+        Column("constants"),
+        Column("time_mape", "time %", ".2f"),
+        Column("power_mape", "power %", ".2f"),
+    ),
+    "idle": (
+        Column("idle", "board"),
+        Column("mode"),
+        Column("cpuidle"),
+        Column("idle_w", "virtual W", ".2f"),
+        Column("published_low_w", "published W", ".2f"),
+        Column("published_high_w", "to W", ".2f"),
+        Column("off_pct", "off %", "+.0f"),
+    ),
+    "workload": (
+        Column("workload"),
+        Column("gpu_mhz", "GPU MHz"),
+        Column("frames_per_s", "frames/s", ".2f"),
+        Column("published_frames_per_s", "published", ".2f"),
+        Column("frames_off_pct", "off %", "+.0f"),
+        Column("power_w", "W", ".2f"),
+        Column("published_w", "published W", ".2f"),
+        Column("power_off_pct", "off %", "+.0f"),
+    ),
+}
+HEADINGS = {
+    "table": "Physics model fitted to measured modes, mean absolute error:",
+    "idle": "At rest, virtual boards beside what owners of real ones published (off: from the middle):",
+    "workload": "A virtual TX2 from data sheets alone, beside a real one:",
+}
 
 
 def show(rows: list[dict[str, object]]) -> None:
-    print("Physics model against measured modes, mean absolute error:")
-    print(as_table(rows, SHOWN))
-    time_pct, power_pct = PUBLISHED
-    print(f"PowerTrain's network, trained on every mode, as published: time {time_pct}%, power {power_pct}%")
+    for kind, heading in HEADINGS.items():
+        print(heading)
+        print(as_table([row for row in rows if kind in row], SHOWN[kind]))
+        if kind == "table":
+            time_pct, power_pct = PUBLISHED
+            print(f"PowerTrain's network, trained on every mode, as published: time {time_pct}%, power {power_pct}%")
+        print()
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -70,7 +216,7 @@ def main(arguments: list[str] | None = None) -> int:
     if not paths:
         print(f"No *_train_*.csv under {options.data}", file=sys.stderr)
         return 2
-    rows = [row(path) for path in paths]
+    rows = [*(row(path) for path in paths), *(idle_row(published) for published in IDLE), *tx2_rows()]
     show(rows)
     write("physics", rows, options)
     return 0

@@ -1,4 +1,7 @@
-"""The physics model's constants from a table of measured modes: seven for time, five for power."""
+"""The physics model's constants from a table of measured modes: seven for time, five for power.
+
+PowerTrain's tables were made after ``jetson_clocks``, which switches cpuidle off: so it is here.
+"""
 
 from __future__ import annotations
 
@@ -58,7 +61,7 @@ def fit(clocks: Clocks, batch_size: Floats, step_s: Floats, power_w: Floats) -> 
     step, adjusted = fit_step(clocks, batch_size, step_s)
     times = step_times(step, clocks, batch_size)
     power = fit_power(clocks, times, power_w)
-    watts = step_power(power, clocks, times).total_w
+    watts = step_power(power, clocks, times, cpuidle=False).total_w
     return Fit(step, power, adjusted + POWER_CONSTANTS, mape(times.step_s, step_s), mape(watts, power_w))
 
 

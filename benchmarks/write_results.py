@@ -134,9 +134,15 @@ def measured(rows: Rows) -> str:
 
 
 def explained(rows: Rows) -> str:
-    """Errors that twelve constants leave."""
-    time_pct, power_pct = (_range([row[key] for row in rows], ".1f") for key in ("time_mape", "power_mape"))
-    return f"{time_pct}% time, {power_pct}% power on {len(rows)} real tables, {rows[0]['constants']} constants each"
+    """Errors that twelve constants leave, and how far off the boards are where nothing was fitted."""
+    tables = [row for row in rows if "table" in row]
+    time_pct, power_pct = (_range([row[key] for row in tables], ".1f") for key in ("time_mape", "power_mape"))
+    idle_pct = max(abs(row["off_pct"]) for row in rows if "idle" in row)
+    points_pct = [abs(row[key]) for row in rows for key in ("frames_off_pct", "power_off_pct") if key in row]
+    return (
+        f"{time_pct}% time, {power_pct}% power on {len(tables)} real tables, {tables[0]['constants']} constants each; "
+        f"idle within {idle_pct:.0f}% of published watts, a TX2 from data sheets within {max(points_pct):.0f}%"
+    )
 
 
 def held(*records: Rows) -> str:

@@ -127,7 +127,7 @@ def test_what_is_no_training_does_not_spoil_a_measurement() -> None:
     device = virtual()
     with running(device, watts(9.0)) as run:
         for _ in range(12):
-            run.train(1.2)
+            run.train(1.8)
             begin_s = device.clock.now_s()
             until_s = begin_s + 3.0
             while device.clock.now_s() < until_s:

@@ -127,6 +127,84 @@ def test_init_works_and_queries_fail_is_reported_as_such(library: FakeNvml) -> N
         backend.open("")
 
 
+SETTERS = {
+    "gpu_mhz": ("nvmlDeviceSetGpuLockedClocks", "nvmlDeviceResetGpuLockedClocks"),
+    "mem_mhz": ("nvmlDeviceSetMemoryLockedClocks", "nvmlDeviceResetMemoryLockedClocks"),
+    "power_limit_w": ("nvmlDeviceSetPowerManagementLimit",),
+}
+
+
+@pytest.mark.parametrize("knob", SETTERS)
+@pytest.mark.parametrize("error", [NOT_SUPPORTED, pynvml.NVML_ERROR_FUNCTION_NOT_FOUND])
+def test_a_knob_that_is_listed_and_not_supported_stops_nothing(
+    library: FakeNvml, tmp_path: Path, knob: str, error: int
+) -> None:
+    library.failing |= dict.fromkeys(SETTERS[knob], error)
+    everything = PowerMode(gpu_mhz=1200, mem_mhz=405, power_limit_w=150)
+    for _ in range(2):  # the next session finds nothing to put back
+        device = NvmlDevice("0", nvml=library)
+        with Session(device, tmp_path) as session:
+            assert not session.recovered
+            session.apply(everything)
+            assert device.space.knob(knob) is None
+            assert {kept.name for kept in device.space.knobs} == SETTERS.keys() - {knob}
+            told = {item.name: item for item in device.capabilities()}
+            assert not told[knob].usable
+            assert "not on this card" in told[knob].detail
+            found = {"gpu_mhz": library.gpu_lock, "mem_mhz": library.mem_lock, "power_limit_w": library.limit_mw}
+            wanted = {"gpu_mhz": (1200, 1200), "mem_mhz": (405, 405), "power_limit_w": 150_000}
+            assert all(found[name] == wanted[name] for name in wanted.keys() - {knob})
+            session.apply(everything)
+        assert (library.gpu_lock, library.mem_lock, library.limit_mw) == (None, None, 250_000)
+        assert not list(tmp_path.glob("*.json"))
+
+
+def test_a_mode_of_nothing_but_what_is_not_supported_is_refused(library: FakeNvml, tmp_path: Path) -> None:
+    library.failing |= dict.fromkeys(SETTERS["mem_mhz"], NOT_SUPPORTED)
+    device = NvmlDevice("0", nvml=library)
+    for _ in range(2):
+        with pytest.raises(ApplyError, match="does not let anybody set"):
+            set_mode(device, PowerMode(mem_mhz=405), tmp_path)
+    assert restore(tmp_path, open_address=lambda _: NvmlDevice("0", nvml=library)) == []
+
+
+def test_a_journal_of_a_knob_that_is_not_supported_is_finished(library: FakeNvml) -> None:
+    """What the version before left behind on such a card."""
+    library.failing |= dict.fromkeys(SETTERS["mem_mhz"], NOT_SUPPORTED)
+    library.gpu_lock, library.limit_mw = (1200, 1200), 150_000
+    NvmlDevice("0", nvml=library).restore({"mem_mhz": "unlocked", "gpu_mhz": "unlocked", "power_limit_mw": "250000"})
+    assert (library.gpu_lock, library.limit_mw) == (None, 250_000)
+
+
+def test_looking_at_a_card_writes_nothing(library: FakeNvml) -> None:
+    library.gpu_lock = (900, 900)  # somebody else's
+    device = NvmlBackend(library).open(NvmlBackend(library).find()[0])
+    assert device.capabilities()
+    assert len(device.space) > 1
+    assert not [name for name in library.calls if "Set" in name or "Reset" in name]
+
+
+def test_a_limit_that_cannot_be_read_is_not_set(library: FakeNvml) -> None:
+    library.failing["nvmlDeviceGetPowerManagementLimit"] = NOT_SUPPORTED
+    device = NvmlDevice("0", nvml=library)
+    assert device.space.knob("power_limit_w") is None  # nobody could put it back
+    assert device.space.knob("gpu_mhz") is not None
+
+
+def test_a_board_that_knows_its_name_and_nothing_else_is_no_gpu(library: FakeNvml) -> None:
+    """Orin under JetPack 6: NVML starts, lists one GPU, and tells nothing of it."""
+    known = {"nvmlDeviceGetHandleByIndex", "nvmlDeviceGetHandleByUUID", "nvmlDeviceGetCount"}
+    known |= {"nvmlDeviceGetUUID", "nvmlDeviceGetName"}
+    queries = {name for name in dir(FakeNvml) if name.startswith("nvmlDeviceGet")} - known
+    library.failing = dict.fromkeys(queries, NOT_SUPPORTED)
+    backend = NvmlBackend(library)
+    assert backend.find() == ()
+    assert backend.affinity() == 0.0
+    with pytest.raises(DeviceError, match="does not answer") as caught:
+        backend.open("GPU-1")
+    assert "jetson" in caught.value.hint
+
+
 def test_no_driver_is_no_device(library: FakeNvml) -> None:
     library.failing["nvmlInit"] = pynvml.NVML_ERROR_LIBRARY_NOT_FOUND
     assert NvmlBackend(library).find() == ()

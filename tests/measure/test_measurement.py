@@ -88,7 +88,7 @@ def test_very_slow_steps_are_still_measured_past_the_limit() -> None:
 def test_throttling_is_said() -> None:
     device = virtual("nano")
     device.board.disturb(ambient_c=95)
-    device.clock.sleep(600)
+    device.clock.sleep(1200)
     with Session(device) as session:
         found = measure(session, simulated(device).start(8), Setting(device.space.highest, 8))
     assert found.status is Status.THROTTLED

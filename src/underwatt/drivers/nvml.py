@@ -1,7 +1,9 @@
 """NVIDIA GPUs through NVML (nvidia-ml-py): read without privilege, set with it.
 
 Each call is probed on its own: there are boards (Orin under JetPack 6) where ``nvmlInit`` works and every query
-fails, cards without a power sensor, and containers that may read and not set.
+fails, cards without a power sensor, and containers that may read and not set. Whether a listed clock can be locked no
+query tells, and trying would undo somebody's lock, which NVML cannot show: so the first mode that is set tells, and
+what the driver does not support is no knob from then on.
 """
 
 from __future__ import annotations
@@ -35,6 +37,12 @@ _CLOCK_KNOBS = {  # how NVML locks each clock, and how it lets go
     "mem_mhz": ("nvmlDeviceSetMemoryLockedClocks", "nvmlDeviceResetMemoryLockedClocks"),
     "gpu_mhz": ("nvmlDeviceSetGpuLockedClocks", "nvmlDeviceResetGpuLockedClocks"),
 }
+_TELLING = (
+    "nvmlDeviceGetPowerUsage",
+    "nvmlDeviceGetTotalEnergyConsumption",
+    "nvmlDeviceGetPowerManagementLimitConstraints",
+    "nvmlDeviceGetSupportedMemoryClocks",
+)
 # A clock held down by the power limit is no throttling: that is what the limit is for.
 _THROTTLE_REASONS = {
     "HwSlowdown": "hardware slowdown",
@@ -52,6 +60,7 @@ class NvmlDevice:
         self.clock: Clock = clock or SystemClock()
         self._handle = _open_handle(self._nvml, where)
         self._why_not: dict[str, str] = {}
+        self._unsupported: set[str] = set()  # knobs that the driver lists and does not set
         uuid = _text(self._ask("identity", self._nvml.nvmlDeviceGetUUID) or where)
         name = _text(self._ask("name", self._nvml.nvmlDeviceGetName) or "NVIDIA GPU")
         driver = self._try("driver", self._nvml.nvmlSystemGetDriverVersion)
@@ -94,12 +103,17 @@ class NvmlDevice:
                 return reader
         return None
 
-    @cached_property
+    @property
     def space(self) -> ModeSpace:
-        """Power limit, locked GPU clock and locked memory clock, as far as the card states their ranges."""
+        """Power limit, locked GPU clock and locked memory clock, as far as the card states and sets them."""
+        return self._listed.only(knob.name for knob in self._listed.knobs if knob.name not in self._unsupported)
+
+    @cached_property
+    def _listed(self) -> ModeSpace:
         knobs: list[Knob] = []
         limits_mw = self._ask("power_limit_w", self._nvml.nvmlDeviceGetPowerManagementLimitConstraints)
-        if limits_mw is not None and limits_mw[1] > limits_mw[0]:
+        limit_mw = self._ask("power_limit_w", self._nvml.nvmlDeviceGetPowerManagementLimit)  # to be put back
+        if limit_mw is not None and limits_mw is not None and limits_mw[1] > limits_mw[0]:
             low_w, high_w = (value / 1000 for value in limits_mw)
             step_w = max(5.0, round((high_w - low_w) / _LIMIT_STEPS / 5) * 5)
             grid = {high_w - step_w * n for n in range(int((high_w - low_w) / step_w) + 1)} | {low_w}
@@ -184,19 +198,25 @@ class NvmlDevice:
         )
 
     def apply(self, mode: PowerMode) -> None:
-        """Set limit and locked clocks, and read back what can be read back."""
-        mode = self.space.check(mode)
+        """Set limit and locked clocks, and read back what can be read back.
+
+        A knob that the driver turns out not to support is left alone from then on; a mode of nothing else is refused.
+        """
+        asked = self._listed.check(mode).knobs()
         for knob, (lock, _) in _CLOCK_KNOBS.items():
-            if (value := mode.knobs().get(knob)) is not None:
-                self._set(f"clock {knob}", getattr(self._nvml, lock), round(value), round(value))
+            if knob in asked:
+                self._set(knob, getattr(self._nvml, lock), round(asked[knob]), round(asked[knob]))
         if mode.power_limit_w is not None:
             self._set_limit_mw(round(mode.power_limit_w * 1000))
+        if asked and self._unsupported.issuperset(asked):
+            why = "; ".join(f"{knob}: {self._why_not[knob]}" for knob in asked)
+            raise ApplyError(f"{self.info.name} lists what it does not let anybody set ({why}).")
 
     def snapshot(self, mode: PowerMode | None = None) -> dict[str, str]:
         """The power limit in force, and which clocks are about to be locked: NVML does not show an earlier lock."""
-        names = tuple(_CLOCK_KNOBS) if mode is None else tuple(mode.knobs())
-        found = {knob: _UNLOCKED for knob in _CLOCK_KNOBS if knob in names and self.space.knob(knob) is not None}
-        if mode is None or "power_limit_w" in names:
+        names = [knob.name for knob in self.space.knobs if mode is None or knob.name in mode.knobs()]
+        found = {knob: _UNLOCKED for knob in _CLOCK_KNOBS if knob in names}
+        if "power_limit_w" in names:
             limit_mw = self._ask("power_limit_w", self._nvml.nvmlDeviceGetPowerManagementLimit)
             if limit_mw is not None:
                 found["power_limit_mw"] = str(limit_mw)
@@ -206,7 +226,7 @@ class NvmlDevice:
         """Unlock the clocks that were locked, and put the power limit back to what it was, default or not."""
         for knob, (_, reset) in _CLOCK_KNOBS.items():
             if snapshot.get(knob) == _UNLOCKED:
-                self._set(f"clock {knob}", getattr(self._nvml, reset))
+                self._set(knob, getattr(self._nvml, reset))
         if "power_limit_mw" in snapshot:
             wanted_mw = int(snapshot["power_limit_mw"])
             if self._ask("power_limit_w", self._nvml.nvmlDeviceGetPowerManagementLimit) != wanted_mw:
@@ -217,20 +237,29 @@ class NvmlDevice:
         self._try("shutdown", self._nvml.nvmlShutdown)
 
     def _set_limit_mw(self, limit_mw: int) -> None:
-        self._set("power limit", self._nvml.nvmlDeviceSetPowerManagementLimit, limit_mw)
+        if not self._set("power_limit_w", self._nvml.nvmlDeviceSetPowerManagementLimit, limit_mw):
+            return
         found_mw = self._ask("power_limit_w", self._nvml.nvmlDeviceGetPowerManagementLimit)
         if found_mw is None or abs(found_mw - limit_mw) > 1000:
             found = "nothing" if found_mw is None else f"{found_mw / 1000:g} W"
             raise ApplyError(f"The power limit was set to {limit_mw / 1000:g} W and reads back {found}.")
 
-    def _set(self, what: str, call: Callable[..., Any], *arguments: Any) -> None:
+    def _set(self, knob: str, call: Callable[..., Any], *arguments: Any) -> bool:
+        """Set a knob, or let go of it; whether the driver supports that. What it does not support, it never set."""
+        if knob in self._unsupported:
+            return False
         try:
             call(self._handle, *arguments)
         except self._nvml.NVMLError as exc:
-            what = f"The {what} of {self.info.name}"
+            if exc.value in (self._nvml.NVML_ERROR_NOT_SUPPORTED, self._nvml.NVML_ERROR_FUNCTION_NOT_FOUND):
+                self._unsupported.add(knob)
+                self._why_not[knob] = str(exc)
+                return False
+            what = f"{knob} of {self.info.name}"
             if exc.value == self._nvml.NVML_ERROR_NO_PERMISSION:
                 raise NotPermittedError(f"{what} may not be set by this user.", hint=_SETTING_REMEDY) from exc
             raise ApplyError(f"{what} was refused ({exc}).") from exc
+        return True
 
 
 def _library(nvml: Any) -> Any:
@@ -253,6 +282,15 @@ def _open_handle(nvml: Any, where: str) -> Any:
         raise NoDeviceError(f"NVML has no GPU {where!r} ({exc}).", hint=hint) from exc
 
 
+def _answers(nvml: Any, handle: Any) -> bool:
+    """Whether a card tells anything of what Underwatt reads or sets: Orin's NVML knows its name and nothing else."""
+    for query in _TELLING:
+        with suppress(nvml.NVMLError):
+            getattr(nvml, query)(handle)
+            return True
+    return False
+
+
 def _may_administer() -> bool:
     """Whether this process holds CAP_SYS_ADMIN, which NVML's setters need."""
     try:
@@ -268,7 +306,7 @@ def _text(value: Any) -> str:
 
 
 class NvmlBackend:
-    """Finds the GPUs that NVML lists and that answer at least the question of who they are."""
+    """Finds the GPUs that NVML lists and that tell something of their power or clocks."""
 
     name = "nvml"
 
@@ -286,21 +324,24 @@ class NvmlBackend:
         except UnderwattError:
             return ()
         uuids: list[str] = []
-        with suppress(nvml.NVMLError):  # no driver here, or one that answers nothing (Orin under JetPack 6)
+        with suppress(nvml.NVMLError):  # no driver here
             nvml.nvmlInit()
             for index in range(nvml.nvmlDeviceGetCount()):
-                uuids.append(_text(nvml.nvmlDeviceGetUUID(nvml.nvmlDeviceGetHandleByIndex(index))))  # noqa: PERF401
+                with suppress(nvml.NVMLError):  # one lost card hides no other
+                    handle = nvml.nvmlDeviceGetHandleByIndex(index)
+                    uuid = _text(nvml.nvmlDeviceGetUUID(handle))
+                    uuids += [uuid] if _answers(nvml, handle) else []
         return tuple(uuids)
 
     def open(self, where: str) -> NvmlDevice:
         """Open a card by UUID or number; the first by default."""
-        device = NvmlDevice(where or "0", nvml=self._nvml)
-        if "identity" in device._why_not:
+        nvml, where = _library(self._nvml), where or "0"
+        if not _answers(nvml, _open_handle(nvml, where)):
             raise DeviceError(
-                f"NVML starts here but does not answer for GPU {where or '0'!r} ({device._why_not['identity']}).",
+                f"NVML starts here but does not answer for GPU {where!r}.",
                 hint="On a Jetson use --device jetson: its GPU is read and set through sysfs.",
             )
-        return device
+        return NvmlDevice(where, nvml=nvml)
 
 
 backend = NvmlBackend()

@@ -5,6 +5,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from underwatt.drivers.virtual.physics import (
+    AWAKE_WITHOUT_WORK,
     BoardConstants,
     ClockedPart,
     Clocks,
@@ -37,6 +38,7 @@ POWER = PowerConstants(
     gpu=ClockedPart(10.0, 1300.0, 0.5, 1.0, 0.2),
     cpu_core=ClockedPart(0.5, 2200.0, 0.5, 1.0, 0.2),
     mem=ClockedPart(6.0, 3200.0, 1.0, 1.0, 0.1),
+    working_w=3.0,
 )
 
 
@@ -68,8 +70,32 @@ def test_nothing_is_busier_than_the_step_is_long(
     for part in (times.compute_s, times.memory_s, times.launch_s, times.load_s, times.work_s):
         assert 0 <= float(part) <= float(times.step_s) * (1 + 1e-9)
     assert float(busy_cores(times, mode)) <= cores
-    busy_w, idle_w = float(step_power(POWER, mode, times).total_w), float(idle_power(POWER, mode).total_w)
-    assert POWER.static_w < idle_w <= busy_w * (1 + 1e-9)
+    idle_w = float(idle_power(POWER, mode).total_w)
+    assert POWER.static_w < idle_w < float(step_power(POWER, mode, times).total_w) - POWER.working_w * (1 - 1e-9)
+
+
+@given(STEP, st.integers(1, 12), MHZ, MHZ, MHZ, st.integers(1, 512))
+def test_cores_that_may_not_sleep_draw_more(
+    constants: StepConstants, cores: int, cpu: float, gpu: float, mem: float, batch: int
+) -> None:
+    mode = clocks(cores, cpu, gpu, mem)
+    times = step_times(constants, mode, batch)
+    idle = cores - float(busy_cores(times, mode))
+    for count, asleep, awake in (
+        (idle, step_power(POWER, mode, times), step_power(POWER, mode, times, cpuidle=False)),
+        (cores, idle_power(POWER, mode), idle_power(POWER, mode, cpuidle=False)),
+    ):
+        saved_w = float(POWER.cpu_core.watts_of(mode.cpu_mhz)) * count * 0.2 * (1 - AWAKE_WITHOUT_WORK)
+        assert float(awake.cpu_w - asleep.cpu_w) == pytest.approx(saved_w, abs=1e-9)
+        assert float(awake.total_w - asleep.total_w) == pytest.approx(saved_w, abs=1e-9)
+
+
+def test_a_core_waits_for_the_gpu_as_busily_as_it_works() -> None:
+    mode = clocks(8, 2000, 1000, 3000)
+    waiting = step_times(StepConstants(100.0, 1.0, 1e-3, 1e-3), mode, 16)
+    assert float(busy_cores(waiting, mode)) == pytest.approx(1.0, abs=0.01)
+    starved = step_times(StepConstants(1.0, 1.0, 4000.0, 1e-3, load_workers=2.0), mode, 16)
+    assert float(busy_cores(starved, mode)) == pytest.approx(2.0, abs=0.05)
 
 
 @given(st.lists(st.floats(1e-6, 1e6), min_size=1, max_size=5))

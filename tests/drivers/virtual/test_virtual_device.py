@@ -9,6 +9,7 @@ from virtual_costs import SMALL
 
 from underwatt.device.base import SimulatesLoad
 from underwatt.drivers.virtual import backend
+from underwatt.drivers.virtual.board_specs import BOARDS
 from underwatt.errors import InputError, JournalError, NoDeviceError
 from underwatt.testing.devices import DeviceConformance
 
@@ -18,13 +19,14 @@ if TYPE_CHECKING:
 
 
 class TestVirtualConformance(DeviceConformance):
-    @pytest.fixture(params=["nano", "tx2-nx", "xavier-agx", "orin-nano", "orin-agx"])
+    @pytest.fixture(params=[*BOARDS, "orin-agx?cpuidle=off"])
     def device(self, request: pytest.FixtureRequest) -> VirtualJetson:
         return backend.open(request.param)
 
 
 def test_backend_lists_boards_and_is_never_chosen_by_itself() -> None:
-    assert backend.find() == ("nano", "tx2-nx", "xavier-agx", "orin-nano", "orin-agx")
+    assert backend.find() == tuple(BOARDS)
+    assert {"nano", "tx2", "tx2-nx", "xavier-agx", "orin-nano", "orin-nano-super"} < set(backend.find())
     assert backend.affinity() == 0
     assert backend.open("").info.address == "virtual:nano"
 
@@ -39,11 +41,21 @@ def test_says_that_it_is_simulated() -> None:
     assert isinstance(device, SimulatesLoad)
 
 
+def test_a_board_after_jetson_clocks_is_another_one() -> None:
+    asleep, awake = backend.open("orin-agx"), backend.open("orin-agx?cpuidle=off&seed=2")
+    assert awake.info.address == "virtual:orin-agx?seed=2&cpuidle=off"
+    assert backend.open(awake.info.address.removeprefix("virtual:")).info == awake.info
+    assert asleep.info.id != awake.info.id  # what was measured on one says nothing of the other
+    for device in (asleep, awake):
+        device.apply(device.space.highest)
+    assert awake.board.power_w > asleep.board.power_w + 1.5
+
+
 def test_wrong_addresses_say_what_is_right() -> None:
     with pytest.raises(NoDeviceError, match="no virtual board 'pi'") as caught:
         backend.open("pi")
     assert "orin-agx" in caught.value.hint
-    for where in ("nano?seed=x", "nano?sed=1", "nano?seed=-1"):
+    for where in ("nano?seed=x", "nano?sed=1", "nano?seed=-1", "nano?cpuidle=no"):
         with pytest.raises(InputError, match="cannot be opened"):
             backend.open(where)
 

@@ -32,8 +32,8 @@ def make(name: str, root: Path, stock_mode: str | None = None) -> SysfsBoard:
 
 
 def widest(spec: BoardSpec) -> str:
-    """The stock mode that caps nothing."""
-    return next(iter(spec.stock_modes))
+    """The stock mode that caps nothing: not always the first."""
+    return next(name for name, mode in spec.stock_modes.items() if mode == spec.space.highest)
 
 
 def read(tree: SysfsBoard, path: str) -> int:
@@ -118,6 +118,21 @@ def test_an_unlocked_memory_clock_is_the_firmwares(tmp_path: Path) -> None:
     write(tree, "sys/kernel/nvpmodel_emc_cap/emc_iso_cap", 2_133_000_000)
     tree.sync()
     assert read(tree, BPMP_RATE) == 2_133_000_000
+
+
+def test_jetson_clocks_keeps_idle_cores_awake(tmp_path: Path) -> None:
+    tree = make("orin-agx", tmp_path, "MAXN")
+    switches = sorted(tmp_path.glob("sys/devices/system/cpu/cpu*/cpuidle/state1/disable"))
+    assert [path.read_text() for path in switches] == ["0\n"] * 12
+    tree.board.clock.sleep(1.0)
+    asleep_w = tree.board.power_w
+    for path in switches:  # what jetson_clocks does
+        path.write_text("1\n")
+    tree.board.clock.sleep(1.0)
+    assert tree.board.power_w > 1.2 * asleep_w
+    awake = SysfsBoard.create(VirtualBoard(BOARDS["nano"], cpuidle=False), tmp_path / "other")
+    awake.board.clock.sleep(1.0)
+    assert not awake.board.cpuidle
 
 
 def test_nonsense_in_a_knob_file_changes_nothing(tmp_path: Path) -> None:

@@ -24,7 +24,10 @@ class VirtualBackend:
         return tuple(BOARDS)
 
     def open(self, where: str) -> VirtualJetson:
-        """A new virtual board; ``where`` is its name, with ``?seed=N`` for another course of noise."""
+        """A new virtual board; ``where`` is its name.
+
+        ``?seed=N`` gives it another course of noise, ``?cpuidle=off`` leaves it as ``jetson_clocks`` does.
+        """
         from underwatt.drivers.virtual.device import open_virtual
 
         return open_virtual(where or "nano")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
-from urllib.parse import parse_qsl
+from urllib.parse import parse_qsl, urlencode
 
 from underwatt.drivers.virtual.board_specs import BOARDS
 from underwatt.drivers.virtual.simulated_board import VirtualBoard
@@ -23,13 +23,16 @@ class VirtualJetson:
 
     def __init__(self, board: VirtualBoard) -> None:
         self.board = board
-        seed = f"?seed={board.seed}" if board.seed else ""
+        options = {"seed": str(board.seed)} if board.seed else {}
+        if not board.cpuidle:
+            options["cpuidle"] = "off"
+        name = board.spec.name
         self.clock, self.space = board.clock, board.space
         self.info = DeviceInfo(
             backend="virtual",
             name=f"{board.spec.title} (simulated)",
-            id=f"virtual-{board.spec.name}",
-            address=f"virtual:{board.spec.name}{seed}",
+            id=f"virtual-{name}" if board.cpuidle else f"virtual-{name}-awake",  # other watts: another board
+            address=f"virtual:{name}?{urlencode(options)}" if options else f"virtual:{name}",
             simulated=True,
             in_process=True,
         )
@@ -94,12 +97,15 @@ class VirtualJetson:
 
 
 def open_virtual(where: str) -> VirtualJetson:
-    """A new board from an address such as ``nano`` or ``nano?seed=3``."""
+    """A new board from an address such as ``nano``, ``nano?seed=3`` or ``orin-agx?cpuidle=off``."""
     name, _, query = where.partition("?")
     if name not in BOARDS:
         raise NoDeviceError(f"There is no virtual board {name!r}.", hint=f"There are: {', '.join(BOARDS)}.")
     options = dict(parse_qsl(query, keep_blank_values=True))
-    seed = options.pop("seed", "0")
-    if options or not seed.isdecimal():
-        raise InputError(f"A virtual board cannot be opened as {where!r}.", hint=f"Write {name}?seed=3, or {name}.")
-    return VirtualJetson(VirtualBoard(BOARDS[name], seed=int(seed)))
+    seed, cpuidle = options.pop("seed", "0"), options.pop("cpuidle", "on")
+    if options or not seed.isdecimal() or cpuidle not in ("on", "off"):
+        raise InputError(
+            f"A virtual board cannot be opened as {where!r}.",
+            hint=f"Write {name}, {name}?seed=3, or {name}?cpuidle=off for a board on which jetson_clocks was run.",
+        )
+    return VirtualJetson(VirtualBoard(BOARDS[name], seed=int(seed), cpuidle=cpuidle == "on"))

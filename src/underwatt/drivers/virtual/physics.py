@@ -2,7 +2,8 @@
 
 Time: the CPU launches kernels, its cores prepare the next batch meanwhile, the GPU computes, memory moves bytes. The
 slowest of these sets the pace; a smooth maximum rounds the corners, because none of them overlaps perfectly.
-Power: what is always drawn, plus C·V(f)²·f of each clocked part, as busy as the step keeps it.
+Power: what is always drawn and what work keeps switched on, plus C·V(f)²·f of each clocked part, as busy as the step
+keeps it. Cores with nothing to do sleep, unless cpuidle is off, as ``jetson_clocks`` leaves it.
 
 This is the simulator's physics, and the simulator's alone. The predictor has its own (``underwatt.predict.roofline``):
 other terms, other constants, its softness fitted instead of fixed. A predictor that shared these formulas would be
@@ -29,6 +30,9 @@ Floats: TypeAlias = NDArray[np.float64]
 # than one alone, and cores beyond the workers' number are lost with a corner of 9%.
 STEP_SHARPNESS = 4.0
 CORE_SHARPNESS = 8.0
+# A core without work draws nothing while it sleeps; the kernel's timers and services wake it for about a tenth of the
+# time (estimated), in which it draws what it would draw awake and idle.
+AWAKE_WITHOUT_WORK = 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,12 +86,18 @@ class ClockedPart:
 
 @dataclass(frozen=True, slots=True)
 class PowerConstants:
-    """What a board draws: a constant, the GPU, each CPU core, and the memory."""
+    """What a board draws: a constant, the GPU, each CPU core, the memory, and what work keeps switched on.
+
+    ``working_w`` is drawn while a step is under way, whatever the clocks: the leakage of parts that are gated when
+    nothing is queued (the GPU's engines, the fabric, the memory's interface). Tables of measured trainings hold the
+    sum of both constants; only what a board draws idle tells them apart.
+    """
 
     static_w: float
     gpu: ClockedPart
     cpu_core: ClockedPart
     mem: ClockedPart
+    working_w: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,31 +185,36 @@ def step_times(constants: StepConstants, clocks: Clocks, batch_size: Floats | fl
 
 
 def busy_cores(times: StepTimes, clocks: Clocks) -> Floats:
-    """How many CPU cores are busy, on average over a step."""
-    busy = (times.launch_s + times.loading_cores * times.load_s) / times.step_s
+    """How many CPU cores are busy, on average over a step: the loading ones, and one that launches or awaits the GPU.
+
+    CUDA waits by asking again and again, which keeps a core as busy as work does: every measured table is explained
+    better with this than without.
+    """
+    busy = (np.maximum(times.launch_s, times.work_s) + times.loading_cores * times.load_s) / times.step_s
     return np.asarray(np.minimum(busy, clocks.cpu_cores))
 
 
-def step_power(constants: PowerConstants, clocks: Clocks, times: StepTimes) -> PowerParts:
+def step_power(constants: PowerConstants, clocks: Clocks, times: StepTimes, *, cpuidle: bool = True) -> PowerParts:
     """Mean power over a step."""
-    busy = busy_cores(times, clocks)
-    return _power(constants, clocks, times.busy_gpu_s / times.step_s, busy, times.memory_s / times.step_s)
+    return PowerParts(
+        static_w=np.asarray(constants.static_w + constants.working_w),
+        gpu_w=constants.gpu.watts(clocks.gpu_mhz, times.busy_gpu_s / times.step_s),
+        cpu_w=_cpu_w(constants.cpu_core, clocks, busy_cores(times, clocks), cpuidle),
+        mem_w=constants.mem.watts(clocks.mem_mhz, times.memory_s / times.step_s),
+    )
 
 
-def idle_power(constants: PowerConstants, clocks: Clocks) -> PowerParts:
-    """Power with nothing to do at these clocks."""
+def idle_power(constants: PowerConstants, clocks: Clocks, *, cpuidle: bool = True) -> PowerParts:
+    """Power with nothing to do at these clocks: the GPU is gated, memory refreshes, cores sleep if they may."""
     nothing = np.zeros(())
-    return _power(constants, clocks, nothing, nothing, nothing)
-
-
-def _power(
-    constants: PowerConstants, clocks: Clocks, gpu_busy: Floats, cpu_busy: Floats, mem_busy: Floats
-) -> PowerParts:
-    core = constants.cpu_core
-    cores = core.idle_share * clocks.cpu_cores + (1 - core.idle_share) * cpu_busy
     return PowerParts(
         static_w=np.asarray(constants.static_w),
-        gpu_w=constants.gpu.watts(clocks.gpu_mhz, gpu_busy),
-        cpu_w=core.watts_of(clocks.cpu_mhz) * cores,
-        mem_w=constants.mem.watts(clocks.mem_mhz, mem_busy),
+        gpu_w=nothing,
+        cpu_w=_cpu_w(constants.cpu_core, clocks, nothing, cpuidle),
+        mem_w=constants.mem.watts(clocks.mem_mhz, nothing),
     )
+
+
+def _cpu_w(core: ClockedPart, clocks: Clocks, busy: Floats, cpuidle: bool) -> Floats:
+    idle = core.idle_share * (AWAKE_WITHOUT_WORK if cpuidle else 1.0)
+    return core.watts_of(clocks.cpu_mhz) * (busy + idle * (clocks.cpu_cores - busy))

@@ -181,9 +181,12 @@ class StepPhase(NamedTuple):
 class VirtualBoard:
     """A board with a state; everything it does, it does while its clock moves."""
 
-    def __init__(self, spec: BoardSpec, *, seed: int = 0, clock: VirtualClock | None = None) -> None:
+    def __init__(
+        self, spec: BoardSpec, *, seed: int = 0, clock: VirtualClock | None = None, cpuidle: bool = True
+    ) -> None:
         self.spec = spec
         self.seed = seed
+        self.cpuidle = cpuidle  # whether cores without work may sleep: not after jetson_clocks
         self.clock = clock or VirtualClock()
         self.space = spec.space
         self.mode = spec.stock_mode(spec.default_mode)
@@ -193,8 +196,8 @@ class VirtualBoard:
         self._next_look_s = self.clock.now_s() + THROTTLE_PERIOD_S
         self._extra_w, self._slow_factor, self._ambient_c = 0.0, 1.0, ROOM_C
         self._random = Random(seed)
-        self._phases: dict[tuple[WorkloadCost, PowerMode, int], tuple[StepPhase, ...]] = {}
-        self._idle: dict[PowerMode, RailWatts] = {}
+        self._phases: dict[tuple[WorkloadCost, PowerMode, int, bool], tuple[StepPhase, ...]] = {}
+        self._idle: dict[tuple[PowerMode, bool], RailWatts] = {}
         self._phase: RailWatts | None = None  # what the step under way draws now; none is idle
         self.temperature_c = ROOM_C + spec.thermal.resistance_c_per_w * self.power_w
         # The sensor has its own noise, so that reading its files more or less often changes no training step.
@@ -328,32 +331,42 @@ class VirtualBoard:
     def _model(self, cost: WorkloadCost, mode: PowerMode, batch_size: int) -> tuple[StepTimes, PowerParts]:
         clocks, physics = self._clocks(mode), self.spec.physics
         times = step_times(physics.step_constants(cost), clocks, float(batch_size))
-        return times, step_power(physics.power, clocks, times)
+        return times, step_power(physics.power, clocks, times, cpuidle=self.cpuidle)
 
     def _clocks(self, mode: PowerMode) -> Clocks:
         knobs = self.mode.knobs() | self.space.check(mode).knobs()
         return Clocks(*(np.asarray(float(knobs[name])) for name in ("cpu_cores", "cpu_mhz", "gpu_mhz", "mem_mhz")))
 
     def _idle_watts(self, mode: PowerMode) -> RailWatts:
-        if mode not in self._idle:
-            self._idle[mode] = RailWatts.of(idle_power(self.spec.physics.power, self._clocks(mode)))
-        return self._idle[mode]
+        key = (mode, self.cpuidle)
+        if key not in self._idle:
+            power = idle_power(self.spec.physics.power, self._clocks(mode), cpuidle=self.cpuidle)
+            self._idle[key] = RailWatts.of(power)
+        return self._idle[key]
 
     def _step_phases(self, cost: WorkloadCost, mode: PowerMode, batch_size: int) -> tuple[StepPhase, ...]:
-        key = (cost, mode, batch_size)
+        key = (cost, mode, batch_size, self.cpuidle)
         if key not in self._phases:
             times, power = self._model(cost, mode, batch_size)
-            self._phases[key] = _phases(times, RailWatts.of(power), self._idle_watts(mode))
+            clocks, constants = self._clocks(mode), self.spec.physics.power
+            nothing = np.zeros(())
+            gpu_w = float(constants.gpu.watts(clocks.gpu_mhz, nothing))
+            mem_w = float(constants.mem.watts(clocks.mem_mhz, nothing))
+            self._phases[key] = _phases(times, RailWatts.of(power), gpu_w, mem_w)
         return self._phases[key]
 
 
-def _phases(times: StepTimes, mean: RailWatts, idle: RailWatts) -> tuple[StepPhase, ...]:
-    """A step as a wait for data, with GPU and memory idle, and work; the mean over both is the step's power."""
+def _phases(times: StepTimes, mean: RailWatts, gpu_w: float, mem_w: float) -> tuple[StepPhase, ...]:
+    """A step as a wait for data and work; the mean over both is the step's power.
+
+    While it waits, GPU and memory draw ``gpu_w`` and ``mem_w``: clocked, without work. A step under way gates nothing:
+    measured trainings that wait for data most of the time draw no less.
+    """
     step_s, work_s = float(times.step_s), float(times.work_s)
     wait_s = step_s - work_s
     if wait_s < STALL_WORTH_SEEING * step_s:
         return (StepPhase(step_s, mean),)
     more = step_s / work_s
-    waiting = mean._replace(gpu=idle.gpu, mem=idle.mem)
-    work = mean._replace(gpu=idle.gpu + (mean.gpu - idle.gpu) * more, mem=idle.mem + (mean.mem - idle.mem) * more)
+    waiting = mean._replace(gpu=gpu_w, mem=mem_w)
+    work = mean._replace(gpu=gpu_w + (mean.gpu - gpu_w) * more, mem=mem_w + (mean.mem - mem_w) * more)
     return (StepPhase(wait_s, waiting), StepPhase(work_s, work))

@@ -66,6 +66,11 @@ def policy(cluster: tuple[int, ...]) -> str:
     return f"{CPU}/cpufreq/policy{cluster[0]}"
 
 
+def sleep_switch(core: int) -> str:
+    """Forbids a core its deepest sleep when 1: ``jetson_clocks`` writes it for every core."""
+    return f"{CPU}/cpu{core}/cpuidle/state1/disable"
+
+
 def online_cores(spec: BoardSpec, knobs: Mapping[str, float]) -> list[int]:
     """The cores that a mode has on: cluster by cluster, so many as it asks for."""
     return [core for cluster in spec.sysfs.clusters for core in cluster][: int(knobs["cpu_cores"])]
@@ -113,7 +118,7 @@ def readings(board: VirtualBoard) -> dict[str, str]:
     }
 
 
-def first_files(spec: BoardSpec, stock_mode: str) -> dict[str, str]:
+def first_files(spec: BoardSpec, stock_mode: str, *, cpuidle: bool = True) -> dict[str, str]:
     """The files of the board in a stock mode, by path, that are no readings."""
     knobs = spec.stock_mode(stock_mode).knobs()
     device, node = f"sys/devices/{spec.sysfs.gpu_path}", gpu_node(spec)
@@ -131,6 +136,7 @@ def first_files(spec: BoardSpec, stock_mode: str) -> dict[str, str]:
         NVPMODEL_STATUS: f"pmode:{list(spec.stock_modes).index(stock_mode):04d}",
         NVPMODEL_CONF: nvpmodel_conf(spec),
         **_cpu_files(spec, knobs),
+        **{sleep_switch(core): str(int(not cpuidle)) for core in range(spec.cpu_cores)},
         **_emc_files(spec, knobs),
     }
     for name, zone in ZONES.items():
@@ -220,7 +226,7 @@ class SysfsBoard:
         root = Path(directory)
         if (root / "sys").exists():
             raise InputError(f"There is a board in {root} already.", hint="Name an empty directory.")
-        files = readings(board) | first_files(board.spec, stock_mode or board.spec.default_mode)
+        files = readings(board) | first_files(board.spec, stock_mode or board.spec.default_mode, cpuidle=board.cpuidle)
         for path, text in files.items():
             file = root / path
             file.parent.mkdir(parents=True, exist_ok=True)
@@ -233,12 +239,12 @@ class SysfsBoard:
 
     def run_step(self, cost: WorkloadCost, batch_size: int) -> None:
         """Train one step with the knobs as the files have them."""
-        self.board.set_mode(self._asked_for())
+        self._obey()
         self.board.run_step(cost, batch_size)
 
     def sync(self) -> None:
         """Read the knob files into the board and write what the board shows."""
-        self.board.set_mode(self._asked_for())
+        self._obey()
         self._synced_s = self.board.clock.now_s()
         for path, text in readings(self.board).items():
             if self._shown.get(path) != text:
@@ -248,6 +254,11 @@ class SysfsBoard:
     def _moved(self, _seconds: float) -> None:
         if self.board.clock.now_s() - self._synced_s >= SYNC_PERIOD_S:
             self.sync()
+
+    def _obey(self) -> None:
+        """Set the board as its files ask; all cores' switches are written alike, so one is looked at."""
+        self.board.set_mode(self._asked_for())
+        self.board.cpuidle = self._number(sleep_switch(0), 0) == 0
 
     def _asked_for(self) -> PowerMode:
         """What the knob files ask for, rounded as the kernel rounds."""
