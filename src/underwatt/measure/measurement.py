@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
     from underwatt.device.base import Device
     from underwatt.device.session import Session
+    from underwatt.measure.stuck import StuckWatch
     from underwatt.measure.workload import StepRun
 
 # The stopping rule is looked at after each tenth more time, but not more often than this: a look costs the CPU
@@ -53,18 +54,20 @@ def measure(
     setting: Setting,
     options: MeasureOptions | None = None,
     settling: Settling | None = None,
+    watch: StuckWatch | None = None,
 ) -> Measurement:
     """Apply a setting to a job under way and go on until step time and power are known well enough.
 
     ``run`` must be at the setting's batch size; it goes on running afterwards, so that the next mode need not start it
-    again. ``settling`` carries what is known of the device's sensor from one measurement to the next, which makes the
-    later ones shorter. Running out of memory, and a job that fails, are answers; a device that fails is an exception.
+    again. ``settling`` and ``watch`` carry what is known of the device's sensor from one measurement to the next: how
+    quickly it settles, which makes the later ones shorter, and whether it moves at all. Running out of memory, and a job that fails, are answers; a device that fails is an exception.
     """
     clock = session.device.clock
     started_s = clock.now_s()
     session.apply(setting.mode)
     try:
-        found = _follow(session.device, run, setting, options or MeasureOptions(), settling or Settling())
+        meter = Meter(session.device, watch=watch)
+        found = _follow(meter, session.device, run, setting, options or MeasureOptions(), settling or Settling())
     except OutOfMemoryError as exc:
         found = Measurement(setting, status=Status.OUT_OF_MEMORY, note=exc.message)
     except StepError as exc:
@@ -72,7 +75,9 @@ def measure(
     return replace(found, cost_s=clock.now_s() - started_s)
 
 
-def _follow(device: Device, run: StepRun, setting: Setting, options: MeasureOptions, settling: Settling) -> Measurement:
+def _follow(
+    meter: Meter, device: Device, run: StepRun, setting: Setting, options: MeasureOptions, settling: Settling
+) -> Measurement:
     too_short = Measurement(setting, status=Status.FAILED, note="the job ended before it could be measured")
     # The first step to end after the change has begun before it: it is dropped; more are where they were slow.
     applied_s = device.clock.now_s()
@@ -80,11 +85,13 @@ def _follow(device: Device, run: StepRun, setting: Setting, options: MeasureOpti
         pass
     if beat is None:
         return too_short
-    with Meter(device) as meter:
+    with meter:
+        meter.changed(setting.mode)
         meter.beat_at(beat.at_s)
         measuring = Measuring(device, meter, setting, beat.at_s, options, settling)
         while (beat := run.step()) is not None:
             meter.beat_at(beat.at_s, beat.steps)
+            meter.check_sensor()
             if measuring.is_enough():
                 break
         return measuring.end() or too_short

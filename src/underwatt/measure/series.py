@@ -14,6 +14,7 @@ from underwatt.csv_tables import parsed, read_rows
 from underwatt.errors import InputError, OutOfMemoryError, StepError, WorkloadError
 from underwatt.measure.measurement import measure
 from underwatt.measure.steady import Settling
+from underwatt.measure.stuck import StuckWatch
 from underwatt.records import KNOBS, Measurement, PowerMode, Setting, Status
 
 if TYPE_CHECKING:
@@ -167,7 +168,7 @@ class Measurer:
     options: MeasureOptions | None = None
 
     def __post_init__(self) -> None:
-        self._settling = Settling()
+        self._settling, self._watch = Settling(), StuckWatch()
         self._run: StepRun | None = None
         self._batch_size = 0
 
@@ -185,7 +186,7 @@ class Measurer:
                 return Measurement(setting, status=Status.OUT_OF_MEMORY, note=exc.message)
             except StepError as exc:
                 return Measurement(setting, status=Status.FAILED, note=str(exc))
-            found = measure(self.session, run, setting, self.options, self._settling)
+            found = measure(self.session, run, setting, self.options, self._settling, self._watch)
             if found.usable:
                 return found
             self._end_run()  # whatever went wrong, the next setting gets a fresh start

@@ -1,0 +1,146 @@
+"""A sensor that is stuck: its readings stand still while what the device draws must have changed.
+
+Readings that stay the same prove nothing by themselves: sensors read in whole steps, average over seconds and publish
+late, and two modes may draw much the same. So what a sensor may show is followed on a scale of its own, from 0 (waiting)
+to 1 (steps at the highest clocks), between a lower and an upper bound, as the slowest sensor that we know would follow
+it. Only where its whole range has moved on, and not one reading has, the sensor is stuck. Whoever may let a job pause
+need not wait for such a move: ``wants_a_pause`` says when a pause would tell.
+
+The scale is coarse on purpose: nothing here knows what a board draws, only that steps draw more than waiting, and steps
+at the highest clocks more than at the lowest.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from underwatt.records import PowerMode
+
+# The slowest sensors: an INA3221 that averages 512 conversions publishes every 3.4 s, a data-centre GPU averages over 1 s.
+LAG_S, LATE_S = 4.0, 4.0
+MOVED = 0.2  # so far the range must have moved on the scale: several times what any sensor's step is worth there
+FEWEST_SAME = 60  # equal readings, before anything is said or asked for
+FEWER_PAUSES = 10  # a sensor that was asked and found well is asked again after so many times more equal readings
+LEAST_STEPS, CLOCKS, DOUBT = 0.3, 0.6, 0.05  # steps lie at LEAST_STEPS + CLOCKS × share of the highest clocks ± DOUBT
+# How much of that share each clock is. A power limit is none: one above what a job draws changes nothing.
+WEIGHTS = {"gpu_mhz": 0.6, "mem_mhz": 0.2, "cpu_mhz": 0.1, "cpu_cores": 0.1}
+SURE_STEP_S, SLOWER = 4.0, 1.5  # a longer step, and so much longer than the last, may have been a wait for data
+
+
+class Level(NamedTuple):
+    """A range on the scale of what a device draws."""
+
+    least: float
+    most: float
+
+    def after(self, seconds: float, drawn: Level) -> Level:
+        """What a slow sensor shows when so much more was drawn for a while."""
+        keep = math.exp(-seconds / LAG_S)
+        return Level(*(towards + keep * (now - towards) for now, towards in zip(self, drawn, strict=True)))
+
+
+UNKNOWN, WAITING = Level(0.0, 1.0), Level(0.0, 0.0)
+
+
+class _Equal(NamedTuple):
+    """Readings that were all the same."""
+
+    power_w: float
+    since_s: float
+    count: int
+
+
+class StuckWatch:
+    """Told of readings, modes, steps and pauses in the order in which they happen, it says whether a sensor is stuck.
+
+    Readings may come from another thread than all else.
+    """
+
+    def __init__(self) -> None:
+        self._equal = _Equal(math.nan, math.inf, 0)
+        self._steps = Level(LEAST_STEPS, 1.0)
+        self._until_s: float | None = None  # all that happened up to here is known
+        self._last_step_s = 0.0
+        self._shows = UNKNOWN
+        self._recent: deque[tuple[float, Level]] = deque()  # what no reading need show yet
+        self._forget(math.inf)
+        self._patience, self._asked = FEWEST_SAME, False
+
+    @property
+    def power_w(self) -> float:
+        """The last reading."""
+        return self._equal.power_w
+
+    def read(self, at_s: float, power_w: float) -> None:
+        """Power was read."""
+        same = self._equal
+        if power_w == same.power_w:
+            self._equal = same._replace(count=same.count + 1)
+        else:
+            self._equal = _Equal(power_w, at_s, 1)
+
+    def changed(self, at_s: float, mode: PowerMode, highest: PowerMode) -> None:
+        """Clocks were set; those that ``mode`` does not name stay as they are."""
+        self.worked(at_s)
+        most = highest.knobs()
+        shares = (
+            weight * (value / most[name] if (value := mode.knobs().get(name)) and most.get(name) else 0.5)
+            for name, weight in WEIGHTS.items()
+        )
+        middle = LEAST_STEPS + CLOCKS * sum(shares)
+        self._steps = Level(middle - DOUBT, middle + DOUBT)
+
+    def worked(self, until_s: float) -> None:
+        """Steps followed each other until now."""
+        if self._until_s is None:
+            self.unknown(until_s)
+            return
+        seconds = until_s - self._until_s
+        is_work = seconds <= max(SURE_STEP_S, SLOWER * self._last_step_s)
+        self._last_step_s = seconds
+        self._lived(until_s, self._steps if is_work else UNKNOWN)
+
+    def waited(self, begin_s: float, end_s: float) -> None:
+        """Nothing was done for a while."""
+        self.worked(begin_s)
+        self._lived(end_s, WAITING)
+
+    def unknown(self, until_s: float) -> None:
+        """Something went on until now of which nothing is known."""
+        self._lived(until_s, UNKNOWN)
+
+    @property
+    def is_stuck(self) -> bool:
+        """Whether readings stood still while they must have moved."""
+        return self._equal.count >= FEWEST_SAME and self._highest - self._lowest >= MOVED
+
+    def wants_a_pause(self) -> bool:
+        """Whether readings stand still for so long that a pause should show whether they can move."""
+        same = self._equal
+        proves = self._shows.least >= 1.2 * MOVED or self._highest >= 1.2 * MOVED
+        wants = same.count >= self._patience and same.since_s == self._since_s and proves
+        if self._asked and not wants:
+            self._patience *= FEWER_PAUSES  # it has moved: all is well
+        self._asked = wants
+        return wants
+
+    def _forget(self, since_s: float) -> None:
+        self._since_s, self._highest, self._lowest = since_s, -math.inf, math.inf
+
+    def _lived(self, until_s: float, drawn: Level) -> None:
+        begin_s = until_s if self._until_s is None else self._until_s
+        if until_s < begin_s:
+            return
+        self._shows = self._shows.after(until_s - begin_s, drawn)
+        self._until_s = until_s
+        self._recent.append((until_s, self._shows))
+        if self._equal.since_s != self._since_s:
+            self._forget(self._equal.since_s)
+        while self._recent and self._recent[0][0] <= until_s - LATE_S:
+            at_s, shown = self._recent.popleft()
+            if at_s >= self._since_s:
+                self._highest = max(self._highest, shown.least)
+                self._lowest = min(self._lowest, shown.most)
