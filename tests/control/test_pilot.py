@@ -1,16 +1,18 @@
 from __future__ import annotations
 
+import threading
 import time
 from pathlib import Path
 from typing import Any
 
 import pytest
+from real_time import RealTime
 from run_world import NET, Hurt, virtual, watts
 
 from underwatt.control.pilot import Pilot
 from underwatt.convergence.curve import SampleTable
 from underwatt.errors import ApplyError, InputError, OutOfMemoryError
-from underwatt.events import Progressed, Resumed, Scored, Started
+from underwatt.events import Noted, Progressed, Resumed, Scored, Started
 from underwatt.records import WorkloadInfo
 from underwatt.runlog.log import RunLog, read_log
 
@@ -132,3 +134,23 @@ def test_a_simulated_second_that_takes_long_is_told_of_meanwhile(tmp_path: Path)
     log = read_log(tmp_path / "log.jsonl")
     assert simulated_s < 2.0
     assert len(log.of(Progressed)) >= 2
+
+
+def test_a_reading_that_hangs_holds_up_no_restoring(tmp_path: Path) -> None:
+    device, order = RealTime(), []
+    restore = device.restore
+    device.restore = lambda snapshot: (order.append(time.monotonic()), restore(snapshot))  # type: ignore[method-assign]
+    before = dict(device.snapshot())
+    with make(device, tmp_path) as pilot:
+        train(pilot, 0.5)
+        assert dict(device.snapshot()) != before
+        device.hang = threading.Event()
+        time.sleep(0.3)
+        ended_s = time.monotonic()
+    assert order[0] - ended_s < 0.3, "before anybody waits for the sensor"
+    assert time.monotonic() - ended_s < 3
+    assert dict(device.snapshot()) == before
+    log = read_log(tmp_path / "log.jsonl")
+    assert any("hangs" in note.text for note in log.of(Noted))
+    assert log.end.restored
+    device.hang.set()
