@@ -29,5 +29,5 @@ class RealTime(Hurt):
             self.hang.wait(30)
         return replace(super().read_power(), at_s=self.clock.now_s(), power_w=5.0 + next(self._jitter))
 
-    def run_step(self, cost: WorkloadCost, batch_size: int) -> None:  # noqa: ARG002
+    def run_step(self, cost: WorkloadCost, batch_size: int) -> None:
         time.sleep(STEP_S)

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 LOOK_PERIOD_S = 0.2
 LOOK_GROWTH = 0.1
 SILENT_S = 5.0
+EQUAL_S = 10.0
 FEWEST_READINGS = 6  # of the steps alone
 PAUSED_BLOCKS = 6
 PAUSED_WORK_S = 0.5
@@ -60,7 +61,8 @@ def measure(
 
     ``run`` must be at the setting's batch size; it goes on running afterwards, so that the next mode need not start it
     again. ``settling`` and ``watch`` carry what is known of the device's sensor from one measurement to the next: how
-    quickly it settles, which makes the later ones shorter, and whether it moves at all. Running out of memory, and a job that fails, are answers; a device that fails is an exception.
+    quickly it settles, which makes the later ones shorter, and whether it moves at all. Running out of memory, and a
+    job that fails, are answers; a device that fails is an exception.
     """
     clock = session.device.clock
     started_s = clock.now_s()
@@ -92,7 +94,7 @@ def _follow(
         while (beat := run.step()) is not None:
             meter.beat_at(beat.at_s, beat.steps)
             meter.check_sensor()
-            if measuring.is_enough():
+            if measuring.is_enough() or meter.wants_a_pause():
                 break
         return measuring.end() or too_short
 
@@ -126,7 +128,9 @@ class Measuring:
             self._ask_for_throttling()
         known, options = self._evaluate(), self.options
         self.so_far = found = known[0] if known else None
-        over = now_s - self.begun_s >= options.limit_s
+        # Equal readings do not say how far they scatter, nor whether the sensor works; somebody may find that out.
+        stands_still = self.meter.stands_still(self.begun_s)
+        over = now_s - self.begun_s >= options.limit_s + stands_still * EQUAL_S
         if found is None:
             if over and not len(self.meter.trace(self.begun_s)):
                 raise MeasureError(f"{self.device.info.name} gave no power reading in {options.limit_s:g} s.")
@@ -134,6 +138,7 @@ class Measuring:
         return over or (
             found.steps >= options.min_steps
             and found.samples >= FEWEST_READINGS
+            and not stands_still
             and found.step_s_ci95 <= options.precision * found.step_s
             and found.power_w_ci95 <= options.precision * found.power_w
         )

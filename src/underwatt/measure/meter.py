@@ -198,7 +198,8 @@ class Meter:
 
     def changed(self, mode: PowerMode) -> None:
         """A power mode was set, now."""
-        self._watch.changed(self._now_s(), mode, self._device.space.highest)
+        highest = {knob.name: max(knob.values) for knob in self._device.space.knobs}
+        self._watch.changed(self._now_s(), mode, highest)
 
     def check_sensor(self) -> None:
         """Raise ``SensorError`` where readings stand still while steps, pauses and modes do not; asked after steps."""
@@ -209,6 +210,10 @@ class Meter:
                 "its sensor is stuck, and nobody can say what is drawn.",
                 hint="Often a restart of the machine helps; then go on where the training stopped.",
             )
+
+    def stands_still(self, since_s: float) -> bool:
+        """Whether all readings since a moment are the same, and it is not known whether they can move."""
+        return self._may_stick and self._watch.is_unproven(since_s)
 
     def wants_a_pause(self) -> bool:
         """Whether readings stand still for so long that a pause should show whether they can move."""

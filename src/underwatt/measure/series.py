@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Protocol
 from underwatt.csv_tables import parsed, read_rows
 from underwatt.errors import InputError, OutOfMemoryError, StepError, WorkloadError
 from underwatt.measure.measurement import measure
+from underwatt.measure.meter import Meter
 from underwatt.measure.steady import Settling
 from underwatt.measure.stuck import StuckWatch
 from underwatt.records import KNOBS, Measurement, PowerMode, Setting, Status
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 GRID_STEPS = 12
 MAIN_KNOBS = ("gpu_mhz", "power_limit_w", "cpu_mhz")  # the first that may be set makes the grid
 TRIES = 2  # a job that ends or fails by itself is started once more for the same setting
+PAUSE_S = 0.25
 GUESS_S = 8.0  # for one setting, before any was measured
 
 
@@ -175,6 +177,7 @@ class Measurer:
     def measure(self, setting: Setting) -> Measurement:
         """One setting; running out of memory and failing are answers too."""
         found = self._measure_with_retry(setting)
+        self._try_sensor()
         self.store.add(self.profile_id, [found])
         return found
 
@@ -193,6 +196,19 @@ class Measurer:
             if found.status is Status.OUT_OF_MEMORY:
                 return found
         return found
+
+    def _try_sensor(self) -> None:
+        """Where readings have stood still for long: end the job for a moment, which every sensor sees that works."""
+        if not self._watch.wants_a_pause():
+            return
+        self._end_run()
+        clock = self.session.device.clock
+        with Meter(self.session.device, watch=self._watch) as meter:
+            while meter.wants_a_pause():
+                begin_s = clock.now_s()
+                clock.sleep(PAUSE_S)
+                meter.pause(begin_s, clock.now_s())
+                meter.check_sensor()
 
     def _run_at(self, batch_size: int) -> StepRun:
         if self._run is None or self._batch_size != batch_size:
