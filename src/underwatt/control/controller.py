@@ -15,7 +15,7 @@ from underwatt.budget import Watts
 from underwatt.control import state as control
 from underwatt.control.headroom import COUNTED_MARGIN, READ_MARGIN, Headroom, LevelSearch
 from underwatt.control.knowledge import Knowledge, mean_reading_w, seen_idle_w, seen_steps
-from underwatt.control.pacer import Pacer
+from underwatt.control.pacer import LONGEST_PAUSE_S, Pacer
 from underwatt.control.state import ControlOptions, ControlState, Excess, FastPath, Phase, SensorFinding
 from underwatt.control.verdict import TOLERANCE, LiveJudge
 from underwatt.errors import ApplyError, ModeError, NotPermittedError, OutOfMemoryError, SensorError
@@ -71,7 +71,7 @@ class Controller:
         self._begun_s = now_s if begun_s is None else begun_s
         self._most_j = math.inf if live.budget.energy_j is None else live.budget.energy_j
         self.knowledge = Knowledge(problem, known)
-        margin = READ_MARGIN if session.device.read_power().energy_j is None else COUNTED_MARGIN
+        margin = COUNTED_MARGIN if meter.counts_joules else READ_MARGIN
         room = Headroom(problem, live, self.knowledge, margin, may_pause=can_pause)
         self.state = ControlState(room, changed_s=now_s, level_s=now_s)
         self._search = LevelSearch(room, self._options, known, references)
@@ -110,6 +110,9 @@ class Controller:
             self._measuring = self._start_measuring(now_s)
         if now_s >= self.state.next_look_s:
             self._look(now_s)
+        while self.state.room.may_pause and self._meter.wants_a_pause():
+            self._measuring = None
+            self._pause(LONGEST_PAUSE_S)  # where readings do not move then either, the next look ends the run
         if self._measuring is not None and self.state.room.has_knobs:
             self._pacer.skip(now_s)  # a pause would blur the reading
             return
@@ -216,6 +219,7 @@ class Controller:
         self._follow_budget(elapsed_s, "changed" if self._live.poll(elapsed_s) else "schedule")
         if not self._sensor_works(now_s):
             return
+        self._meter.check_sensor()
         self._hear_verdict(now_s)
         try:
             if self._measuring is not None:
@@ -408,7 +412,8 @@ class Controller:
         over_w = 0.0 if is_enough or not room.has_knobs else self._over_while_measured_w(now_s)
         if not is_enough and not over_w:
             return
-        found = self._measuring.end()
+        is_doubtful = room.may_pause and self._meter.stands_still(self._measuring.begun_s)  # a pause will tell
+        found = None if is_doubtful else self._measuring.end()
         if found is None and not over_w:
             return
         setting, self._measuring = self._measuring.setting, None
@@ -539,6 +544,7 @@ class Controller:
             return True
         try:
             self._session.apply(setting.mode)
+            self._meter.changed(setting.mode)
         except (ApplyError, ModeError, NotPermittedError) as exc:
             self._note("warning", f"{setting.mode} cannot be set: {exc}")
             self.knowledge.refuse(setting.mode)
