@@ -325,7 +325,7 @@ class Controller:
         """Whether the last moment's readings are above what is allowed or expected; corrected where they are."""
         short_s, peak = self._options.short_s, self._live.budget.watts is Watts.PEAK
         since_s = now_s - short_s
-        peak_w = max((one.power_w for one in self._meter.readings_after(since_s)), default=0.0) if peak else 0.0
+        peak_w = self._unseen_peak_w(self.state.valid_s, now_s) if peak else 0.0
         power_w = math.nan if self.state.last_pause_s >= since_s else mean_reading_w(self._meter, since_s)
         found = control.excess(self.state, known, self.knowledge, power_w, peak_w, peak=peak)
         if found is Excess.PEAK:
@@ -336,6 +336,12 @@ class Controller:
             self.state = replace(self.state, step_time_from_s=now_s + 2 * self._options.long_s)
             self._correct(power_w)
         return found is not Excess.NONE
+
+    def _unseen_peak_w(self, since_s: float, now_s: float) -> float:
+        """The highest reading since a moment that was not looked at yet: a step may take longer than any window."""
+        since_s = max(since_s, self.state.peaks_seen_s)
+        self.state = replace(self.state, peaks_seen_s=now_s)
+        return self._meter.highest_after(since_s)
 
     def _has_drifted(self, known: Measurement, now_s: float) -> bool:
         """Take in what steps drew and took lately; whether the device has changed, which is corrected then."""
@@ -465,10 +471,12 @@ class Controller:
     def _over_while_measured_w(self, now_s: float) -> float:
         """The watts of a setting under measurement that is clearly above the budget; 0 where it is not."""
         since_s = max(now_s - self._options.short_s, self.state.changed_s)
-        watts = [one.power_w for one in self._meter.readings_after(since_s)]
-        if not watts:
+        mean_w, peak = mean_reading_w(self._meter, since_s), self._live.budget.watts is Watts.PEAK
+        if math.isnan(mean_w):
             return 0.0
-        mean_w, peak_w, peak = sum(watts) / len(watts), max(watts), self._live.budget.watts is Watts.PEAK
+        lag_s = self._options.lag_s
+        settled_s = self.state.changed_s + (lag_s if now_s >= self.state.changed_s + lag_s else 0.0)
+        peak_w = self._unseen_peak_w(settled_s, now_s) if peak else 0.0
         is_over = control.is_clearly_over(self.state, now_s, mean_w, peak_w, self._options, peak=peak)
         return mean_w if is_over else 0.0
 
