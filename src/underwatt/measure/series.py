@@ -16,7 +16,7 @@ from underwatt.measure.measurement import measure
 from underwatt.measure.meter import Meter
 from underwatt.measure.steady import Settling
 from underwatt.measure.stuck import StuckWatch
-from underwatt.records import KNOBS, Measurement, PowerMode, Setting, Status
+from underwatt.records import KNOBS, Measurement, PowerMode, Setting, Status, lasting
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -98,7 +98,7 @@ def in_order(settings: Iterable[Setting]) -> list[Setting]:
 
 def to_measure(settings: Sequence[Setting], done: Sequence[Measurement]) -> list[Setting]:
     """What is left: not what was measured, and not what is known to run out of memory."""
-    answered = {m.setting for m in done if m.status is not Status.FAILED}
+    answered = {m.setting for m in lasting(done)}
     too_large = smallest_too_large(done)
     return [s for s in settings if s not in answered and s.batch_size < too_large]
 
