@@ -12,8 +12,8 @@ from run_world import NET, Hurt, virtual, watts
 from underwatt.control.pilot import Pilot
 from underwatt.convergence.curve import SampleTable
 from underwatt.errors import ApplyError, InputError, OutOfMemoryError
-from underwatt.events import Noted, Progressed, Resumed, Scored, Started
-from underwatt.records import WorkloadInfo
+from underwatt.events import Event, Measured, Noted, Progressed, Resumed, Scored, Started
+from underwatt.records import Measurement, PowerMode, Setting, Status, WorkloadInfo
 from underwatt.runlog.log import RunLog, read_log
 
 WORKLOAD = WorkloadInfo("job", "0123")
@@ -154,3 +154,20 @@ def test_a_reading_that_hangs_holds_up_no_restoring(tmp_path: Path) -> None:
     assert any("hangs" in note.text for note in log.of(Noted))
     assert log.end.restored
     device.hang.set()
+
+
+def test_settings_that_failed_or_were_disturbed_before_are_tried_again() -> None:
+    device = Hurt(virtual(), knobs=False)
+    known = [
+        Measurement(Setting(PowerMode(), size), step_s=0.1, power_w=5.0, peak_w=5.0, status=status)
+        for size, status in ((8, Status.FAILED), (16, Status.DISTURBED), (32, Status.FAILED))
+    ]
+    found: list[Measurement] = []
+
+    def listen(event: Event) -> None:
+        if isinstance(event, Measured):
+            found.append(event.measurement)
+
+    with make(device, set_modes=False, known=known, listener=listen) as pilot:
+        train(pilot, 60)
+    assert {m.setting.batch_size for m in found if m.usable} == {8, 16, 32}

@@ -443,12 +443,13 @@ class Controller:
         """
         doubted, self._doubted = self._doubted, None
         if doubted is not None and found.usable:
-            self._tell(Measured(measurement=found))
             if self.knowledge.was_disturbed(found.setting, found.power_w, found.step_s):
                 self._start_over([found, doubted])
+                self._tell(Measured(measurement=found))
                 self._tell(Measured(measurement=doubted))
             else:
                 self.knowledge.observe(found.setting, found.power_w, found.step_s, found.window_s)
+                self._tell(Measured(measurement=self.knowledge.drift.marked(found)))
                 self._take(doubted)
             return False
         best = self.knowledge.best(self.state.room.problem())
@@ -481,7 +482,7 @@ class Controller:
         return mean_w if is_over else 0.0
 
     def _take(self, measurement: Measurement) -> None:
-        self._tell(Measured(measurement=measurement))
+        self._tell(Measured(measurement=self.knowledge.drift.marked(measurement)))
         corrected = self.knowledge.drift.seen_from(measurement)
         self.knowledge.add(corrected)
         self._search.tell(corrected)

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from underwatt import __version__
 from underwatt.control.controller import Controller
+from underwatt.control.measured_search import comparable
 from underwatt.control.publisher import LATE_S, PERIOD_S, Publisher
 from underwatt.control.state import FastPath
 from underwatt.control.verdict import LiveJudge
@@ -140,7 +141,7 @@ class Pilot:
             self.meter,
             problem,
             self._live,
-            known=[m for m in self._known if tuple(m.setting.mode.knobs()) == candidates.knobs],
+            known=comparable(self._known, problem),
             references=self._references,
             options=self._options,
             tell=self._tell,
