@@ -10,7 +10,7 @@ from dataclasses import replace
 from run_world import Hurt, virtual
 
 from underwatt.device.timing import SystemClock
-from underwatt.records import PowerSample, WorkloadCost
+from underwatt.records import DeviceState, PowerSample, WorkloadCost
 
 STEP_S = 0.01
 
@@ -28,6 +28,11 @@ class RealTime(Hurt):
         if self.hang is not None:
             self.hang.wait(30)
         return replace(super().read_power(), at_s=self.clock.now_s(), power_w=5.0 + next(self._jitter))
+
+    def read_state(self) -> DeviceState:
+        if self.hang is not None:
+            self.hang.wait(30)
+        return super().read_state()
 
     def run_step(self, cost: WorkloadCost, batch_size: int) -> None:
         time.sleep(STEP_S)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from underwatt.errors import InputError, MeasureError, OutOfMemoryError, StepError
-from underwatt.measure.meter import Meter, Trace
+from underwatt.measure.meter import Meter, Trace, read_state
 from underwatt.measure.steady import SETTLING_WAIT_S, Estimate, Settling, mean_after_warmup, mean_while_settling
 from underwatt.records import Measurement, Setting, Status
 
@@ -156,7 +156,7 @@ class Measuring:
         return found
 
     def _ask_for_throttling(self) -> None:
-        self._reasons |= dict.fromkeys(self.device.read_state().throttle_reasons)
+        self._reasons |= dict.fromkeys(read_state(self.device).throttle_reasons)
         self._asked_s = self._now_s()
 
     def _evaluate(self) -> tuple[Measurement, NDArray[np.float64]] | None:

@@ -28,12 +28,12 @@ if TYPE_CHECKING:
 
     from underwatt.device.base import Device
     from underwatt.device.timing import Timer
-    from underwatt.records import PowerMode, PowerSample
+    from underwatt.records import DeviceState, PowerMode, PowerSample
 
 SAMPLE_PERIOD_S = 0.1
 KEEP_S = 3600.0  # nobody looks back further, and a run may last for weeks
 KEEP_BEATS = 1_000_000
-FIRST_READING_S = 5.0  # a sensor that takes longer to answer hangs
+FIRST_READING_S, STATE_S = 5.0, 2.0  # a sensor that takes longer to answer hangs
 STALE_PERIODS, STALE_S = 10, 1.0  # readings older than so many periods and this long are no readings of now
 BRIDGED_PERIODS = 4  # a gap between readings that worked may be this long
 COUNTER_TOLERANCE = 0.25  # between the hardware's energy counter and the readings, over a window
@@ -337,6 +337,14 @@ def _sound_counter(
     expected_j = float(np.mean(power_w)) * (at_s[-1] - at_s[0])
     sound = bool(np.all(np.diff(counter_j) >= 0)) and abs(gained_j / expected_j - 1) <= COUNTER_TOLERANCE
     return counter_j if sound else None
+
+
+def read_state(device: Device) -> DeviceState:
+    """What a device is doing; raises ``SensorError`` where it does not answer: whoever asks trains, and has to go on."""
+    try:
+        return answer_within(STATE_S, device.read_state)
+    except TimeoutError as exc:
+        raise SensorError(f"The state of {device.info.name} could not be read within {STATE_S:g} s.") from exc
 
 
 def measure_idle(device: Device, watch_s: float = IDLE_WATCH_S) -> float:
