@@ -11,7 +11,8 @@ from run_world import NET, Hurt, virtual, watts
 
 from underwatt.control.pilot import Pilot
 from underwatt.convergence.curve import SampleTable
-from underwatt.errors import ApplyError, InputError, OutOfMemoryError
+from underwatt.control.state import ControlOptions
+from underwatt.errors import ApplyError, InputError, OutOfMemoryError, SensorError
 from underwatt.events import Event, Measured, Noted, Progressed, Resumed, Scored, Started
 from underwatt.records import Measurement, PowerMode, Setting, Status, WorkloadInfo
 from underwatt.runlog.log import RunLog, read_log
@@ -171,3 +172,17 @@ def test_settings_that_failed_or_were_disturbed_before_are_tried_again() -> None
     with make(device, set_modes=False, known=known, listener=listen) as pilot:
         train(pilot, 60)
     assert {m.setting.batch_size for m in found if m.usable} == {8, 16, 32}
+
+
+def test_a_device_that_answers_nothing_any_more_ends_the_run_and_is_put_back(tmp_path: Path) -> None:
+    """The training thread asks now and then whether the device slows itself down: it must not hang there."""
+    device = RealTime()
+    before, begun_s = dict(device.snapshot()), time.monotonic()
+    with pytest.raises(SensorError), make(device, tmp_path, options=ControlOptions(lost_s=0.5)) as pilot:  # noqa: PT012
+        train(pilot, 1.0)
+        device.hang = threading.Event()
+        train(pilot, 20)
+    assert time.monotonic() - begun_s < 15
+    assert dict(device.snapshot()) == before
+    assert device.hang is not None
+    device.hang.set()

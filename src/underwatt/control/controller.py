@@ -21,6 +21,7 @@ from underwatt.control.verdict import TOLERANCE, LiveJudge
 from underwatt.errors import ApplyError, ModeError, NotPermittedError, OutOfMemoryError, SensorError
 from underwatt.events import BudgetChanged, Measured, Noted, SettingChanged
 from underwatt.measure.measurement import Measuring
+from underwatt.measure.meter import read_state
 from underwatt.measure.steady import Settling
 from underwatt.records import Measurement, Setting, Status
 
@@ -392,7 +393,7 @@ class Controller:
             self._use_best(Phase.HOLDING, "clocks that were throttled may be used again")
         if self.setting is None or now_s < self.state.throttle.next_look_s:
             return
-        device, was_active = self._session.device.read_state(), self.state.throttle.active
+        device, was_active = read_state(self._session.device), self.state.throttle.active
         self.state = control.throttled(self.state, now_s, device, self.setting.mode, self._options)
         if self.state.throttle.active and not was_active:
             self._note("warning", f"The device slows itself down ({', '.join(device.throttle_reasons)}).")
