@@ -6,7 +6,7 @@ One unit per quantity inside the package: seconds, watts, joules, MHz, bytes, de
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import MISSING, dataclass, field, fields, is_dataclass, replace
 from enum import Enum
 from functools import cache
@@ -168,6 +168,7 @@ class Status(str, Enum):
     THROTTLED = "throttled"  # measured, but the device slowed itself down
     OUT_OF_MEMORY = "out_of_memory"
     FAILED = "failed"
+    DISTURBED = "disturbed"  # measured beside something else that drew power: not what the setting draws by itself
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,6 +198,11 @@ class Measurement:
     def usable(self) -> bool:
         """Whether time and power were measured."""
         return self.status in (Status.OK, Status.THROTTLED)
+
+
+def lasting(measurements: Iterable[Measurement]) -> tuple[Measurement, ...]:
+    """Those that also count another time: what failed, or was disturbed, may go otherwise then, and is to be tried."""
+    return tuple(m for m in measurements if m.status not in (Status.FAILED, Status.DISTURBED))
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import math
+import threading
+import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from real_time import RealTime
 from run_world import NET, SIZES, Hurt, Numbers, found_mode, log_of, train, tuned, virtual
 from torch.optim.lr_scheduler import ExponentialLR, LambdaLR, OneCycleLR
 
@@ -275,3 +279,39 @@ def test_a_rate_of_zero_stays_zero() -> None:
     optimizer.step()  # a warm-up that begins at zero must not end the training
     assert torch.equal(weight.detach(), torch.ones(2))
     follower.close()
+
+
+def test_only_the_thread_that_trains_touches_the_loss(tmp_path: Path) -> None:
+    """The thread that reads power tells of progress; a tensor of a GPU would have it wait there."""
+    asked: list[threading.Thread] = []
+
+    class Loss:
+        def detach(self) -> Loss:
+            asked.append(threading.current_thread())
+            return self
+
+        def __float__(self) -> float:
+            asked.append(threading.current_thread())
+            return 0.125
+
+    with tuned(RealTime(), folder=tmp_path, batch_sizes=(8,)) as tuner:
+        until_s = time.monotonic() + 2.5
+        while time.monotonic() < until_s:
+            tuner.starts(8)
+            tuner.step(Loss())
+    assert set(asked) == {threading.current_thread()}
+    assert log_of(tmp_path).of(Progressed)[-1].loss == 0.125
+
+
+def test_a_loss_whose_value_takes_long_leaves_no_gap_in_the_readings(tmp_path: Path) -> None:
+    class Slow:
+        def __float__(self) -> float:
+            time.sleep(1.2)
+            return 0.125
+
+    with tuned(RealTime(), folder=tmp_path, batch_sizes=(8,)) as tuner:
+        until_s = time.monotonic() + 3.0
+        while time.monotonic() < until_s:
+            tuner.starts(8)
+            tuner.step(Slow())
+    assert float(np.diff(log_of(tmp_path).power.at_s).max()) < 0.6

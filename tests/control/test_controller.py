@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -348,6 +349,25 @@ def test_a_reading_above_peak_watts_leads_to_a_lower_setting() -> None:
         run.train(4)
         assert run.controller.setting != before
         assert any("were read" in event.why for event in run.said("setting"))
+
+
+@pytest.mark.parametrize("known", [True, False], ids=["holding", "searching"])
+def test_every_reading_of_a_long_step_counts_against_peak_watts(known: bool) -> None:
+    """Steps of 2.84 s, 200 readings of up to 11.2 W, and no correction: only the last half second was looked at."""
+    device, cost = Hurt(virtual()), replace(NET, flops_per_sample=25e9, bytes_per_sample=300e6)
+    before = seen_before(device, cost) if known else ()
+    with running(device, LiveBudget(parse_budget("9W peak")), known=before, options=QUICK, cost=cost) as run:
+        if known:
+            run.train(120)
+            assert run.holds()
+        first = run.controller.setting
+        begun_s = 0.0
+        device.surge_w = lambda: 6.0 if 0.2 < run.elapsed_s - begun_s < 0.5 else 0.0
+        for _ in range(3):
+            begun_s = run.elapsed_s
+            run.step()
+            assert run.elapsed_s - begun_s > 1.5
+        assert run.controller.setting != first
 
 
 def test_joules_that_suffice_for_no_setting_are_said_as_joules() -> None:

@@ -182,3 +182,22 @@ def test_a_session_of_ones_own_works_too() -> None:
     with Session(device), running(device, watts(9.0), options=ControlOptions(look_s=0.5)) as run:
         run.train(10)
         assert run.controller.energy_j > 0
+
+
+def test_what_is_measured_beside_another_process_is_used_now_and_marked_for_later() -> None:
+    device = virtual("nano")
+    with running(device, watts(4.5)) as run:
+        run.train(9)
+        before = len(run.said("measured"))
+        assert before
+        device.board.disturb(extra_w=1.5)
+        run.train(60)
+        found = [event.measurement for event in run.said("measured")[before:]]
+        assert found, "the search went on"
+        assert {m.status for m in found} == {Status.DISTURBED}
+        for m in found:
+            known = run.controller.knowledge.of(m.setting)
+            truth_w = device.board.true_power_w(NET, m.setting.mode, m.setting.batch_size)
+            assert known is not None
+            assert known.power_w == pytest.approx(truth_w, rel=0.2), "as the setting is by itself"
+            assert m.power_w > truth_w + 1.0

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from underwatt.budget import Budget
-from underwatt.control.knowledge import LARGEST_RELIEF, LEAP, Drift, Knowledge
+from underwatt.control.knowledge import DISTURBED, LARGEST_RELIEF, LEAP, Drift, Knowledge
 from underwatt.planning.problem import Problem
 from underwatt.predict.base import SettingArray
 from underwatt.records import Measurement, PowerMode, Setting, Status
@@ -152,3 +152,17 @@ def test_an_outcome_is_asked_of_what_is_known() -> None:
     assert found is not None
     assert found.fits
     assert found.time_s == pytest.approx(0.15 / 16 / ((10.0 - 4.0) / (12.24 - 4.0)))
+
+
+@given(st.floats(-0.3, 0.5), st.floats(0.9, 2.0))
+def test_only_what_was_measured_beside_much_drift_is_marked(extra: float, slow: float) -> None:
+    clean = measured(800, 16, 0.1, 8.0)
+    marked = Drift(8.0 * extra, slow).marked(clean)
+    is_much = abs(extra) > DISTURBED or slow > 1 + DISTURBED
+    assert marked.status is (Status.DISTURBED if is_much else Status.OK)
+    assert (marked.power_w, marked.step_s) == (clean.power_w, clean.step_s), "it stays what was measured"
+
+
+def test_what_failed_stays_a_failure_beside_drift() -> None:
+    failed = Measurement(at(800, 16), status=Status.OUT_OF_MEMORY)
+    assert Drift(5.0, 2.0).marked(failed) is failed

@@ -1,17 +1,20 @@
 from __future__ import annotations
 
+import threading
 import time
 from pathlib import Path
 from typing import Any
 
 import pytest
+from real_time import RealTime
 from run_world import NET, Hurt, virtual, watts
 
 from underwatt.control.pilot import Pilot
 from underwatt.convergence.curve import SampleTable
-from underwatt.errors import ApplyError, InputError, OutOfMemoryError
-from underwatt.events import Progressed, Resumed, Scored, Started
-from underwatt.records import WorkloadInfo
+from underwatt.control.state import ControlOptions
+from underwatt.errors import ApplyError, InputError, OutOfMemoryError, SensorError
+from underwatt.events import Event, Measured, Noted, Progressed, Resumed, Scored, Started
+from underwatt.records import Measurement, PowerMode, Setting, Status, WorkloadInfo
 from underwatt.runlog.log import RunLog, read_log
 
 WORKLOAD = WorkloadInfo("job", "0123")
@@ -132,3 +135,54 @@ def test_a_simulated_second_that_takes_long_is_told_of_meanwhile(tmp_path: Path)
     log = read_log(tmp_path / "log.jsonl")
     assert simulated_s < 2.0
     assert len(log.of(Progressed)) >= 2
+
+
+def test_a_reading_that_hangs_holds_up_no_restoring(tmp_path: Path) -> None:
+    device, order = RealTime(), []
+    restore = device.restore
+    device.restore = lambda snapshot: (order.append(time.monotonic()), restore(snapshot))  # type: ignore[method-assign]
+    before = dict(device.snapshot())
+    with make(device, tmp_path) as pilot:
+        train(pilot, 0.5)
+        assert dict(device.snapshot()) != before
+        device.hang = threading.Event()
+        time.sleep(0.3)
+        ended_s = time.monotonic()
+    assert order[0] - ended_s < 0.3, "before anybody waits for the sensor"
+    assert time.monotonic() - ended_s < 3
+    assert dict(device.snapshot()) == before
+    log = read_log(tmp_path / "log.jsonl")
+    assert any("hangs" in note.text for note in log.of(Noted))
+    assert log.end.restored
+    device.hang.set()
+
+
+def test_settings_that_failed_or_were_disturbed_before_are_tried_again() -> None:
+    device = Hurt(virtual(), knobs=False)
+    known = [
+        Measurement(Setting(PowerMode(), size), step_s=0.1, power_w=5.0, peak_w=5.0, status=status)
+        for size, status in ((8, Status.FAILED), (16, Status.DISTURBED), (32, Status.FAILED))
+    ]
+    found: list[Measurement] = []
+
+    def listen(event: Event) -> None:
+        if isinstance(event, Measured):
+            found.append(event.measurement)
+
+    with make(device, set_modes=False, known=known, listener=listen) as pilot:
+        train(pilot, 60)
+    assert {m.setting.batch_size for m in found if m.usable} == {8, 16, 32}
+
+
+def test_a_device_that_answers_nothing_any_more_ends_the_run_and_is_put_back(tmp_path: Path) -> None:
+    """The training thread asks now and then whether the device slows itself down: it must not hang there."""
+    device = RealTime()
+    before, begun_s = dict(device.snapshot()), time.monotonic()
+    with pytest.raises(SensorError), make(device, tmp_path, options=ControlOptions(lost_s=0.5)) as pilot:  # noqa: PT012
+        train(pilot, 1.0)
+        device.hang = threading.Event()
+        train(pilot, 20)
+    assert time.monotonic() - begun_s < 15
+    assert dict(device.snapshot()) == before
+    assert device.hang is not None
+    device.hang.set()

@@ -3,7 +3,9 @@ from __future__ import annotations
 import threading
 import time
 
-from underwatt.device.timing import SystemClock
+import pytest
+
+from underwatt.device.timing import SystemClock, answer_within
 
 
 def test_system_timer_skips_instead_of_piling_up() -> None:
@@ -38,3 +40,28 @@ def test_a_system_timer_can_cancel_itself() -> None:
     ready.set()
     clock.sleep(0.1)
     assert calls == [1]
+
+
+def test_a_call_that_hangs_is_left_behind_when_its_timer_is_cancelled() -> None:
+    clock, hang, begun = SystemClock(), threading.Event(), threading.Event()
+
+    def call() -> None:
+        begun.set()
+        hang.wait(30)
+
+    timer = clock.every(0.005, call)
+    assert begun.wait(1)
+    cancelled_s = clock.now_s()
+    assert not timer.cancel()
+    assert clock.now_s() - cancelled_s < 2
+    hang.set()
+
+
+def test_an_answer_is_handed_on_whatever_it_is_and_waited_for_no_longer_than_allowed() -> None:
+    hang = threading.Event()
+    assert answer_within(1.0, lambda: 7) == 7
+    with pytest.raises(ZeroDivisionError):
+        answer_within(1.0, lambda: 1 // 0)
+    with pytest.raises(TimeoutError):
+        answer_within(0.05, lambda: hang.wait(30))
+    hang.set()

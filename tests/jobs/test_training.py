@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import math
 from types import SimpleNamespace
 
 import pytest
@@ -8,7 +9,7 @@ from tiny_job import Listed, make
 from torch import nn
 
 from underwatt.jobs import training
-from underwatt.jobs.training import Completion, Training
+from underwatt.jobs.training import Completion, LatestLoss, Training
 
 
 def test_training_learns_and_scores():
@@ -214,3 +215,62 @@ def test_on_a_simulated_device_pytorchs_gpu_is_none_of_our_business(monkeypatch:
     monkeypatch.setattr(training, "torch", events.torch())
     Completion(on_gpu=False).wait(pausing=True)
     assert events.log == []
+
+
+@pytest.mark.parametrize(
+    ("loss", "number"),
+    [
+        (None, None),
+        (0.5, 0.5),
+        (torch.tensor(0.25, requires_grad=True), 0.25),
+        (torch.tensor([1.0, 2.0]), None),
+        ("much", None),
+        (torch.tensor(math.inf), math.inf),
+    ],
+)
+def test_a_loss_is_a_number_where_it_is_one(loss, number):
+    latest = LatestLoss()
+    assert latest.of(loss) == number
+    assert latest.value == number
+
+
+def test_a_loss_on_a_gpu_is_read_when_it_has_come_and_never_waited_for(monkeypatch):
+    """The order of things, without a GPU; ``test_training_cuda.py`` has one."""
+    done = []
+
+    class Event:
+        def record(self, stream):
+            pass
+
+        def query(self):
+            return bool(done)
+
+    class Loss:
+        is_cuda, device = True, "cuda:0"
+
+        def __init__(self, value):
+            self.value = value
+
+        def numel(self):
+            return 1
+
+        def detach(self):
+            return self
+
+        def reshape(self, _shape):
+            return torch.tensor(self.value)
+
+        def __float__(self):
+            raise AssertionError("this waits for all that is queued")
+
+    monkeypatch.setattr(training.torch.cuda, "Event", Event)
+    monkeypatch.setattr(training.torch.cuda, "current_stream", lambda _device: None)
+    empty = torch.empty
+    monkeypatch.setattr(training.torch, "empty", lambda shape, pin_memory: empty(shape))
+    monkeypatch.setattr(training, "LOSS_PERIOD_S", 0.0)
+    latest = LatestLoss()
+    assert latest.of(Loss(0.5)) is None
+    assert latest.of(Loss(0.25)) is None, "still on its way"
+    done.append(True)
+    assert latest.of(Loss(0.125)) == 0.5
+    assert latest.of(Loss(1.0)) == 0.125

@@ -301,3 +301,74 @@ def test_a_sensor_that_fails_meanwhile_is_an_error() -> None:
     device.silent = lambda: device.clock.now_s() > 0.5
     with pytest.raises(SensorError):
         measure_idle(device)
+
+
+def test_a_reading_that_hangs_is_left_behind_and_what_it_says_later_is_not_heard() -> None:
+    device = Scripted(SystemClock())
+    heard: list[PowerSample] = []
+    meter = Meter(device, 0.01)  # type: ignore[arg-type]
+    meter.listen(heard.append)
+    with meter:
+        time.sleep(0.05)
+        assert not meter.hangs
+        read, hang, hung = device.read_power, threading.Event(), threading.Event()
+
+        def hangs() -> PowerSample:
+            hung.set()
+            hang.wait(30)
+            return read()
+
+        device.read_power = hangs  # type: ignore[method-assign]
+        assert hung.wait(1)
+        begun_s = time.monotonic()
+    assert time.monotonic() - begun_s < 2
+    assert meter.hangs
+    before = len(heard)
+    hang.set()
+    time.sleep(0.1)
+    assert len(heard) == len(meter.trace()) == before
+
+
+def test_a_sensor_that_hangs_from_the_start_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("underwatt.measure.meter.FIRST_READING_S", 0.05)
+    device, hang = Scripted(SystemClock()), threading.Event()
+    device.read_power = lambda: hang.wait(30)  # type: ignore[method-assign,assignment,return-value]
+    with pytest.raises(SensorError, match="could not be read within"), Meter(device):  # type: ignore[arg-type]
+        pass
+    hang.set()
+
+
+def test_peak_watts_are_the_highest_reading_however_many_are_lower() -> None:
+    watts = np.full(1000, 5.0)
+    watts[123] = 11.2
+    assert Trace(np.arange(1000.0), watts, None, 0).peak_w == 11.2
+
+
+def test_the_highest_reading_after_a_moment() -> None:
+    device = Scripted(VirtualClock())
+    with Meter(device) as meter:  # type: ignore[arg-type]
+        assert meter.highest_after(0.0) == -np.inf
+        device.clock.sleep(1.0)
+        device.power_w = 20.0
+        device.clock.sleep(0.1)
+        device.power_w = 8.0
+        device.clock.sleep(3.0)
+        assert meter.highest_after(0.0) == 20.0
+        assert meter.highest_after(2.0) == 8.0
+
+
+def test_nothing_is_kept_for_longer_than_an_hour() -> None:
+    device = Scripted(VirtualClock())
+    with Meter(device, 1.0) as meter:  # type: ignore[arg-type]
+        for at_s in range(3 * 3600):
+            device.clock.sleep(0.5)
+            meter.beat_at(device.clock.now_s(), 1 + at_s % 2)
+            device.clock.sleep(0.5)
+            meter.pause(device.clock.now_s() - 0.1, device.clock.now_s())
+            if at_s % 60 == 0:
+                meter.absence(device.clock.now_s() - 0.1, device.clock.now_s())
+    assert len(meter.trace()) == pytest.approx(3600, abs=2)
+    assert len(meter._beats) == pytest.approx(3600, abs=2)
+    assert len(meter._pauses) == pytest.approx(3660, abs=2)
+    assert len(meter._absences) == pytest.approx(60, abs=2)
+    assert meter.energy_j == pytest.approx(3 * 36_000, rel=0.001), "what was drawn is counted all the same"

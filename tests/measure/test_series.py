@@ -98,14 +98,15 @@ def test_every_pair_once_small_batches_and_gentle_modes_first(listed: list[Power
         assert clocks == sorted(clocks, key=lambda mode: (mode.gpu_mhz * mode.cpu_cores, *mode.knobs().values()))  # type: ignore[operator]
 
 
-def test_what_is_left_skips_the_done_and_the_too_large_and_tries_the_failed_again() -> None:
-    settings = ordered_settings([PowerMode(gpu_mhz=1), PowerMode(gpu_mhz=2)], [4, 8, 16])
+def test_what_is_left_skips_the_done_and_the_too_large_and_tries_the_failed_and_disturbed_again() -> None:
+    settings = ordered_settings([PowerMode(gpu_mhz=1), PowerMode(gpu_mhz=2), PowerMode(gpu_mhz=3)], [4, 8, 16])
     done = [
         Measurement(settings[0], 1.0, 1.0),
+        Measurement(settings[2], 1.0, 1.0, status=Status.DISTURBED),
         Measurement(settings[1], status=Status.FAILED),
         Measurement(Setting(PowerMode(gpu_mhz=1), 8), status=Status.OUT_OF_MEMORY),
     ]
-    assert to_measure(settings, done) == [settings[1]]
+    assert to_measure(settings, done) == settings[1:3]
     assert smallest_too_large(done) == 8
     assert smallest_too_large([]) == float("inf")
 

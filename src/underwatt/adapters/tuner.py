@@ -26,7 +26,7 @@ from underwatt.events import Noted
 from underwatt.jobs.data import PassBatches, fillable, open_pass
 from underwatt.jobs.faults import half_updated, ran_out_of_memory, watch_updates
 from underwatt.jobs.job import scaled_lr, usual_rule
-from underwatt.jobs.training import Completion
+from underwatt.jobs.training import Completion, LatestLoss
 from underwatt.records import WorkloadInfo
 from underwatt.runlog.inbox import Inbox, register_run
 from underwatt.runlog.log import RunLog
@@ -109,6 +109,7 @@ class Tuner:
         self._pilot, self._rate, self._stack = pilot, rate, stack
         self._simulated = pilot.device.info.simulated
         self._completion = Completion(on_gpu=False if self._simulated else None)
+        self._latest_loss = LatestLoss()
         self._batch_size = 0  # of the batch handed out last
         self._handed_out: PassBatches | None = None  # what that batch is one of, until it is trained on
         self._sizes = pilot.batch_sizes  # all that may be offered
@@ -207,7 +208,7 @@ class Tuner:
         if self._handed_out is not None:
             self._handed_out.handed_out.popleft()
             self._handed_out = None
-        self._pilot.stepped(self._batch_size, loss)
+        self._pilot.stepped(self._batch_size, None if loss is None else self._latest_loss.of(loss))
 
     def testing(self) -> contextlib.AbstractContextManager[None]:
         """Use ``with tuner.testing():`` around whatever is not a training step, such as a test of the model."""

@@ -15,12 +15,13 @@ from underwatt.budget import Watts
 from underwatt.control import state as control
 from underwatt.control.headroom import COUNTED_MARGIN, READ_MARGIN, Headroom, LevelSearch
 from underwatt.control.knowledge import Knowledge, mean_reading_w, seen_idle_w, seen_steps
-from underwatt.control.pacer import Pacer
+from underwatt.control.pacer import LONGEST_PAUSE_S, Pacer
 from underwatt.control.state import ControlOptions, ControlState, Excess, FastPath, Phase, SensorFinding
 from underwatt.control.verdict import TOLERANCE, LiveJudge
 from underwatt.errors import ApplyError, ModeError, NotPermittedError, OutOfMemoryError, SensorError
 from underwatt.events import BudgetChanged, Measured, Noted, SettingChanged
 from underwatt.measure.measurement import Measuring
+from underwatt.measure.meter import read_state
 from underwatt.measure.steady import Settling, jump
 from underwatt.records import Measurement, Setting, Status
 
@@ -71,7 +72,7 @@ class Controller:
         self._begun_s = now_s if begun_s is None else begun_s
         self._most_j = math.inf if live.budget.energy_j is None else live.budget.energy_j
         self.knowledge = Knowledge(problem, known)
-        margin = READ_MARGIN if session.device.read_power().energy_j is None else COUNTED_MARGIN
+        margin = COUNTED_MARGIN if meter.counts_joules else READ_MARGIN
         room = Headroom(problem, live, self.knowledge, margin, may_pause=can_pause)
         self.state = ControlState(room, changed_s=now_s, level_s=now_s)
         self._search = LevelSearch(room, self._options, known, references)
@@ -110,6 +111,9 @@ class Controller:
             self._measuring = self._start_measuring(now_s)
         if now_s >= self.state.next_look_s:
             self._look(now_s)
+        while self.state.room.may_pause and self._meter.wants_a_pause():
+            self._measuring = None
+            self._pause(LONGEST_PAUSE_S)  # where readings do not move then either, the next look ends the run
         if self._measuring is not None and self.state.room.has_knobs:
             self._pacer.skip(now_s)  # a pause would blur the reading
             return
@@ -216,6 +220,7 @@ class Controller:
         self._follow_budget(elapsed_s, "changed" if self._live.poll(elapsed_s) else "schedule")
         if not self._sensor_works(now_s):
             return
+        self._meter.check_sensor()
         self._hear_verdict(now_s)
         try:
             if self._measuring is not None:
@@ -321,7 +326,7 @@ class Controller:
         """Whether the last moment's readings are above what is allowed or expected; corrected where they are."""
         short_s, peak = self._options.short_s, self._live.budget.watts is Watts.PEAK
         since_s = now_s - short_s
-        peak_w = max((one.power_w for one in self._meter.readings_after(since_s)), default=0.0) if peak else 0.0
+        peak_w = self._unseen_peak_w(self.state.valid_s, now_s) if peak else 0.0
         power_w = math.nan if self.state.last_pause_s >= since_s else mean_reading_w(self._meter, since_s)
         found = control.excess(self.state, known, self.knowledge, power_w, peak_w, peak=peak)
         if found is Excess.PEAK:
@@ -332,6 +337,12 @@ class Controller:
             self.state = replace(self.state, step_time_from_s=now_s + 2 * self._options.long_s)
             self._correct(power_w)
         return found is not Excess.NONE
+
+    def _unseen_peak_w(self, since_s: float, now_s: float) -> float:
+        """The highest reading since a moment that was not looked at yet: a step may take longer than any window."""
+        since_s = max(since_s, self.state.peaks_seen_s)
+        self.state = replace(self.state, peaks_seen_s=now_s)
+        return self._meter.highest_after(since_s)
 
     def _has_drifted(self, known: Measurement, now_s: float) -> bool:
         """Take in what steps drew and took lately; whether the device has changed, which is corrected then."""
@@ -382,7 +393,7 @@ class Controller:
             self._use_best(Phase.HOLDING, "clocks that were throttled may be used again")
         if self.setting is None or now_s < self.state.throttle.next_look_s:
             return
-        device, was_active = self._session.device.read_state(), self.state.throttle.active
+        device, was_active = read_state(self._session.device), self.state.throttle.active
         self.state = control.throttled(self.state, now_s, device, self.setting.mode, self._options)
         if self.state.throttle.active and not was_active:
             self._note("warning", f"The device slows itself down ({', '.join(device.throttle_reasons)}).")
@@ -410,7 +421,8 @@ class Controller:
         over_w = 0.0 if is_enough or not room.has_knobs else self._over_while_measured_w(now_s)
         if not is_enough and not over_w:
             return
-        found = self._measuring.end()
+        is_doubtful = room.may_pause and self._meter.stands_still(self._measuring.begun_s)  # a pause will tell
+        found = None if is_doubtful else self._measuring.end()
         if found is None and not over_w:
             return
         setting, self._measuring = self._measuring.setting, None
@@ -434,12 +446,13 @@ class Controller:
         """
         doubted, self._doubted = self._doubted, None
         if doubted is not None and found.usable and self.knowledge.of(found.setting) is not None:
-            self._tell(Measured(measurement=found))
             if self.knowledge.was_disturbed(found.setting, found.power_w, found.step_s):
                 self._start_over([found, doubted])
+                self._tell(Measured(measurement=found))
                 self._tell(Measured(measurement=doubted))
             else:
                 self.knowledge.observe(found.setting, found.power_w, found.step_s, found.window_s)
+                self._tell(Measured(measurement=self.knowledge.drift.marked(found)))
                 self._take(doubted)
             return False
         best = self.knowledge.best(self.state.room.problem())
@@ -481,15 +494,17 @@ class Controller:
     def _over_while_measured_w(self, now_s: float) -> float:
         """The watts of a setting under measurement that is clearly above the budget; 0 where it is not."""
         since_s = max(now_s - self._options.short_s, self.state.changed_s)
-        watts = [one.power_w for one in self._meter.readings_after(since_s)]
-        if not watts:
+        mean_w, peak = mean_reading_w(self._meter, since_s), self._live.budget.watts is Watts.PEAK
+        if math.isnan(mean_w):
             return 0.0
-        mean_w, peak_w, peak = sum(watts) / len(watts), max(watts), self._live.budget.watts is Watts.PEAK
+        lag_s = self._options.lag_s
+        settled_s = self.state.changed_s + (lag_s if now_s >= self.state.changed_s + lag_s else 0.0)
+        peak_w = self._unseen_peak_w(settled_s, now_s) if peak else 0.0
         is_over = control.is_clearly_over(self.state, now_s, mean_w, peak_w, self._options, peak=peak)
         return mean_w if is_over else 0.0
 
     def _take(self, measurement: Measurement) -> None:
-        self._tell(Measured(measurement=measurement))
+        self._tell(Measured(measurement=self.knowledge.drift.marked(measurement)))
         corrected = self.knowledge.drift.seen_from(measurement)
         self.knowledge.add(corrected)
         self._search.tell(corrected)
@@ -560,6 +575,7 @@ class Controller:
             return True
         try:
             self._session.apply(setting.mode)
+            self._meter.changed(setting.mode)
         except (ApplyError, ModeError, NotPermittedError) as exc:
             self._note("warning", f"{setting.mode} cannot be set: {exc}")
             self.knowledge.refuse(setting.mode)

@@ -51,6 +51,14 @@ class Drift:
             step_s=measurement.step_s / self.slow_factor,
         )
 
+    def marked(self, measurement: Measurement) -> Measurement:
+        """A measurement as it is to be kept for other times: beside much drift it says little of them."""
+        extra_w, slow = self.extra_w, self.slow_factor
+        if not measurement.usable or (abs(extra_w) <= DISTURBED * measurement.power_w and slow <= 1 + DISTURBED):
+            return measurement
+        note = f"measured while the device drew {extra_w:+.2f} W and took {slow:.2f}× the time of before"
+        return replace(measurement, status=Status.DISTURBED, note=note)
+
 
 class Knowledge:
     """The newest measurement of each setting, and which settings may be used now."""

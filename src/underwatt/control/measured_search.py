@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from underwatt.measure.series import Measurer
 from underwatt.planning.search import MOST, Search
-from underwatt.records import Status
+from underwatt.records import lasting
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -49,6 +49,6 @@ def measure_as_you_go(
 
 
 def comparable(measurements: Sequence[Measurement], problem: Problem) -> tuple[Measurement, ...]:
-    """The measurements that say something about the candidates: of the same knobs, and not failed."""
+    """The measurements that say something about the candidates: of the same knobs, and lasting."""
     knobs = problem.candidates.knobs
-    return tuple(m for m in measurements if tuple(m.setting.mode.knobs()) == knobs and m.status is not Status.FAILED)
+    return tuple(m for m in lasting(measurements) if tuple(m.setting.mode.knobs()) == knobs)

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from underwatt import __version__
 from underwatt.control.controller import Controller
+from underwatt.control.measured_search import comparable
 from underwatt.control.publisher import LATE_S, PERIOD_S, Publisher
 from underwatt.control.state import FastPath
 from underwatt.control.verdict import LiveJudge
@@ -88,7 +89,7 @@ class Pilot:
         self._share_of_sample: dict[int, float] = {}
         self._begun_s = 0.0
         self.outcome = "finished"  # how the training ends, for the log
-        self._loss: Any = None
+        self._loss: float | None = None
         self._idle_w: float | None = None
         self._verdict: Verdict | None = None  # of an earlier part of the same training
         self._can_pause, self._set_modes = can_pause, set_modes
@@ -113,6 +114,7 @@ class Pilot:
         return self
 
     def _begin(self, stack: contextlib.ExitStack) -> None:
+        sampling = stack.enter_context(contextlib.ExitStack())  # ends last: a sensor that hangs holds up no restoring
         self._session = stack.enter_context(self._session)
         self._idle_w = measure_idle(self.device) if self._can_pause and allows_pauses(self._live.budget) else None
         if self._idle_w is not None and self._live.power_w(self._elapsed_s) < self._idle_w:
@@ -121,7 +123,7 @@ class Pilot:
         self.meter.listen(lambda read: self._fast.heard(read.at_s, read.power_w, self._live.has_news()))
         if self._publisher.log is not None:
             self.meter.listen(self._log_reading)
-        stack.enter_context(self.meter)
+        sampling.enter_context(self.meter)
         self._controller = self._make_controller()
         self._say_start()
         if self._session.recovered:
@@ -139,7 +141,7 @@ class Pilot:
             self.meter,
             problem,
             self._live,
-            known=[m for m in self._known if tuple(m.setting.mode.knobs()) == candidates.knobs],
+            known=comparable(self._known, problem),
             references=self._references,
             options=self._options,
             tell=self._tell,
@@ -248,8 +250,12 @@ class Pilot:
         if self._cost is not None and isinstance(self.device, SimulatesLoad):
             self.device.run_step(self._cost, batch_size)
 
-    def stepped(self, batch_size: int, loss: Any = None) -> None:
-        """A step of this batch size has ended; waits where the budget asks for it."""
+    def stepped(self, batch_size: int, loss: float | None = None) -> None:
+        """A step of this batch size has ended; waits where the budget asks for it.
+
+        ``loss`` is the newest that is known. It is a number, because the thread that reads power tells of it, and a
+        tensor would have that thread wait for a GPU.
+        """
         fast, now_s = self._fast, self._now_s()
         self._keep_beat(now_s)
         self._loss = loss
@@ -385,7 +391,7 @@ class Pilot:
                 samples=self.samples,
                 batch_size=self.batch_size,
                 state=controller.phase.value,
-                loss=_number(self._loss),
+                loss=self._loss,
                 step_s=float(times.mean()) if len(times) else math.nan,
                 power_w=self.power_w,
                 budget_w=controller.budget_w,
@@ -402,6 +408,8 @@ class Pilot:
         if failure is not None:
             outcome = "interrupted" if isinstance(failure, (KeyboardInterrupt, SystemExit)) else "failed"
         error = str(failure) if failure is not None and outcome == "failed" else None
+        if self.meter.hangs:
+            self.note("warning", "A power reading hangs and was left behind; what was drawn at the end is not known.")
         try:
             if (note := self._publisher.close()) is not None:
                 self._tell(note)
@@ -430,11 +438,3 @@ def _shares(convergence: SamplesToTarget | None, sizes: Sequence[int]) -> dict[i
         return {}
     logs, _ = convergence.predict(list(sizes))
     return {size: math.exp(-float(log)) for size, log in zip(sizes, logs, strict=True)}
-
-
-def _number(loss: Any) -> float | None:
-    """A loss as a number, where it is one."""
-    try:
-        return None if loss is None else float(getattr(loss, "detach", lambda: loss)())
-    except (TypeError, ValueError, RuntimeError):
-        return None

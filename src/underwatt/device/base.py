@@ -69,6 +69,13 @@ class HasStockModes(Protocol):
         """The vendor's modes by name, each with every knob at the most that it allows."""
 
 
+@runtime_checkable
+class HasRecordedPower(Protocol):
+    """A device whose watts stand in a table: they are the same as long as its setting is, also while it waits."""
+
+    recorded_power: bool
+
+
 class Backend(Protocol):
     """A kind of device: found through the entry point group ``underwatt.devices``."""
 

@@ -8,17 +8,23 @@ from __future__ import annotations
 
 import threading
 import time
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+_Answer = TypeVar("_Answer")
+
+# A call that is under way when its timer is cancelled has so long to come back. Whoever cancels may have a device to
+# put back, and a sensor that hangs must not keep it from that.
+LAST_CALL_S = 0.5
 
 
 class Timer(Protocol):
     """A repeating call that can be stopped."""
 
-    def cancel(self) -> None:
-        """Stop; returns when no call is under way."""
+    def cancel(self) -> bool:
+        """Stop; whether no call is under way any more. One that hangs is waited for a moment, and then left behind."""
 
 
 class Clock(Protocol):
@@ -64,7 +70,29 @@ class _ThreadTimer:
             due_s = max(due_s + self._period_s, now_s - self._period_s)
             self._stop.wait(max(0.0, due_s - now_s))
 
-    def cancel(self) -> None:
+    def cancel(self) -> bool:
         self._stop.set()
         if self._thread is not threading.current_thread():
-            self._thread.join()
+            self._thread.join(LAST_CALL_S)
+        return not self._thread.is_alive() or self._thread is threading.current_thread()
+
+
+def answer_within(limit_s: float, call: Callable[[], _Answer]) -> _Answer:
+    """What a call returns or raises; raises ``TimeoutError`` where it hangs, and leaves it behind in a thread."""
+    answers: list[_Answer] = []
+    errors: list[BaseException] = []
+
+    def ask() -> None:
+        try:
+            answers.append(call())
+        except BaseException as exc:  # noqa: BLE001 - handed on below
+            errors.append(exc)
+
+    thread = threading.Thread(target=ask, name="underwatt-first-reading", daemon=True)
+    thread.start()
+    thread.join(limit_s)
+    if errors:
+        raise errors[0]
+    if not answers:
+        raise TimeoutError(f"no answer in {limit_s:g} s")
+    return answers[0]

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 class ReplayDevice:
     """Measurements that can be asked again."""
 
+    recorded_power = True
+
     def __init__(self, measurements: Sequence[Measurement], *, name: str, address: str) -> None:
         from underwatt.drivers.virtual.simulated_board import (
             VirtualClock,  # here, so that looking for devices stays light

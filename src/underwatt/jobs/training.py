@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import math
+import time
 from typing import TYPE_CHECKING, Any
 
 from underwatt.jobs._torch import torch
@@ -14,6 +16,7 @@ if TYPE_CHECKING:
     from underwatt.jobs.job import Job
 
 EVALUATION_BATCH = 256
+LOSS_PERIOD_S = 0.2  # how often a loss is fetched from a GPU
 
 
 def build_model(job: Job, seed: int) -> torch.nn.Module:
@@ -165,6 +168,46 @@ class Training:
         self.close()
         pin_memory = self.device.type == "cuda"
         self._batches = open_loader(self.job, self._train_data, batch_sampler=self._order, pin_memory=pin_memory)
+
+
+class LatestLoss:
+    """The newest loss that is known as a number; a GPU is never waited for, and only this thread touches the tensor.
+
+    From a GPU the loss is copied as a part of the step's own work, a few times a second, and read once that is done:
+    asking for its value would wait for everything that is queued.
+    """
+
+    def __init__(self) -> None:
+        self.value: float | None = None
+        self._copy: tuple[Any, Any] | None = None  # on its way, and the event that says that it has come
+        self._next_s = -math.inf
+
+    def of(self, loss: Any) -> float | None:
+        """The newest number, after a step whose loss is this."""
+        if getattr(loss, "is_cuda", False):
+            self._from_gpu(loss)
+            return self.value
+        try:
+            self.value = None if loss is None else float(getattr(loss, "detach", lambda: loss)())
+        except (TypeError, ValueError, RuntimeError):  # nothing that is one number
+            self.value = None
+        return self.value
+
+    def _from_gpu(self, loss: torch.Tensor) -> None:
+        if self._copy is not None:
+            copied, arrived = self._copy
+            if not arrived.query():
+                return
+            self.value, self._copy = float(copied), None
+        now_s = time.monotonic()
+        if now_s < self._next_s or loss.numel() != 1:
+            return
+        self._next_s = now_s + LOSS_PERIOD_S
+        copied = torch.empty((), pin_memory=True)  # a copy to other memory is not made in passing
+        copied.copy_(loss.detach().reshape(()), non_blocking=True)
+        arrived = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        arrived.record(torch.cuda.current_stream(loss.device))
+        self._copy = copied, arrived
 
 
 class Completion:

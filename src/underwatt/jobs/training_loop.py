@@ -18,7 +18,7 @@ from underwatt.jobs._torch import torch
 from underwatt.jobs.checkpoint import Progress
 from underwatt.jobs.faults import call_job, half_updated, watch_updates
 from underwatt.jobs.runs import RunResult
-from underwatt.jobs.training import Completion
+from underwatt.jobs.training import Completion, LatestLoss
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -60,6 +60,7 @@ class _Loop:
     ) -> None:
         self._pilot, self._training, self._effort, self._folder = pilot, training, effort, folder
         self._completion = Completion(on_gpu=training.device.type == "cuda")
+        self._latest_loss = LatestLoss()
         self._evaluated_samples = progress.evaluated_samples if progress else 0
         self._score = progress.score if progress else None
         self._guard = StepGuard()
@@ -101,7 +102,7 @@ class _Loop:
                 training.redo(pilot.out_of_memory(size))
                 self._guard.model_intact = True
                 return
-        pilot.stepped(training.batch_size, loss)
+        pilot.stepped(training.batch_size, self._latest_loss.of(loss))
 
     def _learn(self) -> torch.Tensor:
         batch = self._training.fetch()

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from underwatt.errors import InputError, MeasureError, OutOfMemoryError, StepError
-from underwatt.measure.meter import Meter, Trace
+from underwatt.measure.meter import Meter, Trace, read_state
 from underwatt.measure.steady import SETTLING_WAIT_S, Estimate, Settling, mean_after_warmup, mean_while_settling
 from underwatt.records import Measurement, Setting, Status
 
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
     from underwatt.device.base import Device
     from underwatt.device.session import Session
+    from underwatt.measure.stuck import StuckWatch
     from underwatt.measure.workload import StepRun
 
 # The stopping rule is looked at after each tenth more time, but not more often than this: a look costs the CPU
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 LOOK_PERIOD_S = 0.2
 LOOK_GROWTH = 0.1
 SILENT_S = 5.0
+EQUAL_S = 10.0
 FEWEST_READINGS = 6  # of the steps alone
 PAUSED_BLOCKS = 6
 PAUSED_WORK_S = 0.5
@@ -53,18 +55,21 @@ def measure(
     setting: Setting,
     options: MeasureOptions | None = None,
     settling: Settling | None = None,
+    watch: StuckWatch | None = None,
 ) -> Measurement:
     """Apply a setting to a job under way and go on until step time and power are known well enough.
 
     ``run`` must be at the setting's batch size; it goes on running afterwards, so that the next mode need not start it
-    again. ``settling`` carries what is known of the device's sensor from one measurement to the next, which makes the
-    later ones shorter. Running out of memory, and a job that fails, are answers; a device that fails is an exception.
+    again. ``settling`` and ``watch`` carry what is known of the device's sensor from one measurement to the next: how
+    quickly it settles, which makes the later ones shorter, and whether it moves at all. Running out of memory, and a
+    job that fails, are answers; a device that fails is an exception.
     """
     clock = session.device.clock
     started_s = clock.now_s()
     session.apply(setting.mode)
     try:
-        found = _follow(session.device, run, setting, options or MeasureOptions(), settling or Settling())
+        meter = Meter(session.device, watch=watch)
+        found = _follow(meter, session.device, run, setting, options or MeasureOptions(), settling or Settling())
     except OutOfMemoryError as exc:
         found = Measurement(setting, status=Status.OUT_OF_MEMORY, note=exc.message)
     except StepError as exc:
@@ -72,7 +77,9 @@ def measure(
     return replace(found, cost_s=clock.now_s() - started_s)
 
 
-def _follow(device: Device, run: StepRun, setting: Setting, options: MeasureOptions, settling: Settling) -> Measurement:
+def _follow(
+    meter: Meter, device: Device, run: StepRun, setting: Setting, options: MeasureOptions, settling: Settling
+) -> Measurement:
     too_short = Measurement(setting, status=Status.FAILED, note="the job ended before it could be measured")
     # The first step to end after the change has begun before it: it is dropped; more are where they were slow.
     applied_s = device.clock.now_s()
@@ -80,12 +87,14 @@ def _follow(device: Device, run: StepRun, setting: Setting, options: MeasureOpti
         pass
     if beat is None:
         return too_short
-    with Meter(device) as meter:
+    with meter:
+        meter.changed(setting.mode)
         meter.beat_at(beat.at_s)
         measuring = Measuring(device, meter, setting, beat.at_s, options, settling)
         while (beat := run.step()) is not None:
             meter.beat_at(beat.at_s, beat.steps)
-            if measuring.is_enough():
+            meter.check_sensor()
+            if measuring.is_enough() or meter.wants_a_pause():
                 break
         return measuring.end() or too_short
 
@@ -119,7 +128,9 @@ class Measuring:
             self._ask_for_throttling()
         known, options = self._evaluate(), self.options
         self.so_far = found = known[0] if known else None
-        over = now_s - self.begun_s >= options.limit_s
+        # Equal readings do not say how far they scatter, nor whether the sensor works; somebody may find that out.
+        stands_still = self.meter.stands_still(self.begun_s)
+        over = now_s - self.begun_s >= options.limit_s + stands_still * EQUAL_S
         if found is None:
             if over and not len(self.meter.trace(self.begun_s)):
                 raise MeasureError(f"{self.device.info.name} gave no power reading in {options.limit_s:g} s.")
@@ -127,6 +138,7 @@ class Measuring:
         return over or (
             found.steps >= options.min_steps
             and found.samples >= FEWEST_READINGS
+            and not stands_still
             and found.step_s_ci95 <= options.precision * found.step_s
             and found.power_w_ci95 <= options.precision * found.power_w
         )
@@ -144,7 +156,7 @@ class Measuring:
         return found
 
     def _ask_for_throttling(self) -> None:
-        self._reasons |= dict.fromkeys(self.device.read_state().throttle_reasons)
+        self._reasons |= dict.fromkeys(read_state(self.device).throttle_reasons)
         self._asked_s = self._now_s()
 
     def _evaluate(self) -> tuple[Measurement, NDArray[np.float64]] | None:

@@ -14,8 +14,11 @@ from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
+from underwatt.device.base import HasRecordedPower
+from underwatt.device.timing import answer_within
 from underwatt.errors import MeasureError, SensorError
 from underwatt.measure.steady import SETTLING_WAIT_S
+from underwatt.measure.stuck import StuckWatch
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -25,13 +28,12 @@ if TYPE_CHECKING:
 
     from underwatt.device.base import Device
     from underwatt.device.timing import Timer
-    from underwatt.records import PowerSample
+    from underwatt.records import DeviceState, PowerMode, PowerSample
 
 SAMPLE_PERIOD_S = 0.1
-PEAK_PERCENTILE = 99.0  # peak watts = this percentile of the readings in a window
-KEEP_SAMPLES = 864_000  # a day at ten a second
+KEEP_S = 3600.0  # nobody looks back further, and a run may last for weeks
 KEEP_BEATS = 1_000_000
-KEEP_ABSENCES = 10_000
+FIRST_READING_S, STATE_S = 5.0, 2.0  # a sensor that takes longer to answer hangs
 STALE_PERIODS, STALE_S = 10, 1.0  # readings older than so many periods and this long are no readings of now
 BRIDGED_PERIODS = 4  # a gap between readings that worked may be this long
 COUNTER_TOLERANCE = 0.25  # between the hardware's energy counter and the readings, over a window
@@ -77,8 +79,8 @@ class Trace:
 
     @property
     def peak_w(self) -> float:
-        """The stated percentile of the readings (see ``PEAK_PERCENTILE``)."""
-        return float(np.percentile(self.power_w, PEAK_PERCENTILE))
+        """The highest reading."""
+        return float(np.max(self.power_w))
 
     @property
     def energy_j(self) -> float:
@@ -108,18 +110,21 @@ class Trace:
 class Meter:
     """Use as ``with Meter(device) as meter: … meter.beat()`` after each step."""
 
-    def __init__(self, device: Device, period_s: float = SAMPLE_PERIOD_S) -> None:
+    def __init__(self, device: Device, period_s: float = SAMPLE_PERIOD_S, watch: StuckWatch | None = None) -> None:
+        """``watch`` is what another meter of the same device has seen of its sensor so far."""
         if period_s <= 0:
             raise MeasureError(f"The sampling period must be positive, not {period_s:g} s.")
         self._device = device
+        self._watch = watch or StuckWatch()
+        self._may_stick = not isinstance(device, HasRecordedPower)
         self._period_s = period_s
         self._now_s = device.clock.now_s
-        self._samples: deque[PowerSample] = deque(maxlen=KEEP_SAMPLES)
+        self._samples: deque[PowerSample] = deque()
         # A bare time is one step, which is what a training loop reports: its cost is one append.
         self._beats: deque[float | tuple[float, int]] = deque(maxlen=KEEP_BEATS)
         self.keep_beat = self._beats.append
         self._pauses: deque[tuple[float, float]] = deque(maxlen=KEEP_BEATS)
-        self._absences: deque[tuple[float, float]] = deque(maxlen=KEEP_ABSENCES)
+        self._absences: deque[tuple[float, float]] = deque()
         self._failing: tuple[float, SensorError] | None = None  # since the last reading that worked
         self._failed: tuple[float, SensorError] | None = None  # the newest that left too long a gap
         self._missed = 0
@@ -127,15 +132,29 @@ class Meter:
         self.energy_j = 0.0  # drawn since the first reading, as far as it was read
         self._listeners: list[Callable[[PowerSample], None]] = []
         self._timer: Timer | None = None
+        self._stopped = False
+        self.counts_joules = False  # whether the hardware does; known once it was read
+        self.hangs = False  # whether a reading was still under way, for long, when the meter stopped
 
     def __enter__(self) -> Self:
-        self._device.read_power()  # a sensor that does not work is an error now, not an empty trace later
+        """A sensor that does not work is an error now, not an empty trace later."""
+        try:
+            first = answer_within(FIRST_READING_S, self._device.read_power)
+        except TimeoutError as exc:
+            raise SensorError(
+                f"The power of {self._device.info.name} could not be read within {FIRST_READING_S:g} s.",
+                hint="The sensor hangs; often a restart of the machine helps.",
+            ) from exc
+        self.counts_joules = first.energy_j is not None
+        self._stopped = False
+        self._watch.unknown(self._now_s())
         self._timer = self._device.clock.every(self._period_s, self._sample)
         return self
 
     def __exit__(self, *_: object) -> None:
+        self._stopped = True  # what a reading that hangs says later, nobody hears
         if self._timer is not None:
-            self._timer.cancel()
+            self.hangs = not self._timer.cancel()
             self._timer = None
 
     def beat(self) -> None:
@@ -157,6 +176,10 @@ class Meter:
         found = self._failing or self._failed
         return found[1] if found else None
 
+    def highest_after(self, at_s: float) -> float:
+        """The highest reading after a moment; ``-inf`` where there was none."""
+        return max((sample.power_w for sample in self.readings_after(at_s)), default=-np.inf)
+
     def readings_after(self, at_s: float) -> list[PowerSample]:
         """The readings that worked after a moment, oldest first."""
         return _newest(self._samples, lambda sample: sample.at_s > at_s)
@@ -164,11 +187,37 @@ class Meter:
     def pause(self, begin_s: float, end_s: float) -> None:
         """No step was under way for a while: that time belongs to none."""
         self._pauses.append((begin_s, end_s))
+        self._watch.waited(begin_s, end_s)
 
     def absence(self, begin_s: float, end_s: float) -> None:
         """Something else than steps went on for a while, such as a test: neither its time nor its watts are theirs."""
-        self.pause(begin_s, end_s)
+        self._pauses.append((begin_s, end_s))
         self._absences.append((begin_s, end_s))
+        self._watch.worked(begin_s)
+        self._watch.unknown(end_s)
+
+    def changed(self, mode: PowerMode) -> None:
+        """A power mode was set, now."""
+        highest = {knob.name: max(knob.values) for knob in self._device.space.knobs}
+        self._watch.changed(self._now_s(), mode, highest)
+
+    def check_sensor(self) -> None:
+        """Raise ``SensorError`` where readings stand still while steps, pauses and modes do not; asked after steps."""
+        self._watch.worked(self._now_s())
+        if self._watch.is_stuck and self._may_stick:
+            raise SensorError(
+                f"The power of {self._device.info.name} reads {self._watch.power_w:g} W whatever it does: "
+                "its sensor is stuck, and nobody can say what is drawn.",
+                hint="Often a restart of the machine helps; then go on where the training stopped.",
+            )
+
+    def stands_still(self, since_s: float) -> bool:
+        """Whether all readings since a moment are the same, and it is not known whether they can move."""
+        return self._may_stick and self._watch.is_unproven(since_s)
+
+    def wants_a_pause(self) -> bool:
+        """Whether readings stand still for so long that a pause should show whether they can move."""
+        return self._may_stick and self._watch.wants_a_pause()
 
     def listen(self, listener: Callable[[PowerSample], None]) -> None:
         """Have every reading handed on, from the sampling thread."""
@@ -184,6 +233,8 @@ class Meter:
                 error.__cause__ = exc
             self._failing = (self._now_s(), error)
             return
+        if self._stopped:
+            return
         newest = self.newest
         gap_s = sample.at_s - newest.at_s if newest else 0.0
         self.energy_j += self._joules.between(newest, sample) if newest else 0.0
@@ -193,8 +244,20 @@ class Meter:
                 self._failed = self._failing
             self._failing = None
         self._samples.append(sample)
+        self._watch.read(sample.at_s, sample.power_w)
+        self._forget(sample.at_s - KEEP_S)
         for listener in self._listeners:
             listener(sample)
+
+    def _forget(self, before_s: float) -> None:
+        """Let go of what is old; readers begin at the newest, and try again where a deque has changed meanwhile."""
+        while self._samples[0].at_s < before_s:
+            self._samples.popleft()
+        for spans in (self._pauses, self._absences):
+            while spans and spans[0][1] < before_s:
+                spans.popleft()
+        while self._beats and _at_s(self._beats[0]) < before_s:
+            self._beats.popleft()
 
     def trace(self, since_s: float = -np.inf) -> Trace:
         """The readings from a moment on; raises the sensor's error where it failed for longer than a moment."""
@@ -222,7 +285,7 @@ class Meter:
 
         A beat that stands for several steps gives each of them the same share of its time.
         """
-        beats = _newest(self._beats, lambda beat: (beat[0] if isinstance(beat, tuple) else beat) >= since_s)
+        beats = _newest(self._beats, lambda beat: _at_s(beat) >= since_s)
         if len(beats) < 2:
             return np.empty(0)
         pairs = [beat if isinstance(beat, tuple) else (beat, 1) for beat in beats]
@@ -248,6 +311,10 @@ class Meter:
         return np.asarray(until - until[0])
 
 
+def _at_s(beat: float | tuple[float, int]) -> float:
+    return beat[0] if isinstance(beat, tuple) else beat
+
+
 _Item = TypeVar("_Item")
 
 
@@ -270,6 +337,14 @@ def _sound_counter(
     expected_j = float(np.mean(power_w)) * (at_s[-1] - at_s[0])
     sound = bool(np.all(np.diff(counter_j) >= 0)) and abs(gained_j / expected_j - 1) <= COUNTER_TOLERANCE
     return counter_j if sound else None
+
+
+def read_state(device: Device) -> DeviceState:
+    """What a device is doing; raises ``SensorError`` where it does not answer: whoever asks trains, and has to go on."""
+    try:
+        return answer_within(STATE_S, device.read_state)
+    except TimeoutError as exc:
+        raise SensorError(f"The state of {device.info.name} could not be read within {STATE_S:g} s.") from exc
 
 
 def measure_idle(device: Device, watch_s: float = IDLE_WATCH_S) -> float:

@@ -13,8 +13,10 @@ from typing import TYPE_CHECKING, Protocol
 from underwatt.csv_tables import parsed, read_rows
 from underwatt.errors import InputError, OutOfMemoryError, StepError, WorkloadError
 from underwatt.measure.measurement import measure
+from underwatt.measure.meter import Meter
 from underwatt.measure.steady import Settling
-from underwatt.records import KNOBS, Measurement, PowerMode, Setting, Status
+from underwatt.measure.stuck import StuckWatch
+from underwatt.records import KNOBS, Measurement, PowerMode, Setting, Status, lasting
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -31,6 +33,7 @@ if TYPE_CHECKING:
 GRID_STEPS = 12
 MAIN_KNOBS = ("gpu_mhz", "power_limit_w", "cpu_mhz")  # the first that may be set makes the grid
 TRIES = 2  # a job that ends or fails by itself is started once more for the same setting
+PAUSE_S = 0.25
 GUESS_S = 8.0  # for one setting, before any was measured
 
 
@@ -95,7 +98,7 @@ def in_order(settings: Iterable[Setting]) -> list[Setting]:
 
 def to_measure(settings: Sequence[Setting], done: Sequence[Measurement]) -> list[Setting]:
     """What is left: not what was measured, and not what is known to run out of memory."""
-    answered = {m.setting for m in done if m.status is not Status.FAILED}
+    answered = {m.setting for m in lasting(done)}
     too_large = smallest_too_large(done)
     return [s for s in settings if s not in answered and s.batch_size < too_large]
 
@@ -167,13 +170,14 @@ class Measurer:
     options: MeasureOptions | None = None
 
     def __post_init__(self) -> None:
-        self._settling = Settling()
+        self._settling, self._watch = Settling(), StuckWatch()
         self._run: StepRun | None = None
         self._batch_size = 0
 
     def measure(self, setting: Setting) -> Measurement:
         """One setting; running out of memory and failing are answers too."""
         found = self._measure_with_retry(setting)
+        self._try_sensor()
         self.store.add(self.profile_id, [found])
         return found
 
@@ -185,13 +189,26 @@ class Measurer:
                 return Measurement(setting, status=Status.OUT_OF_MEMORY, note=exc.message)
             except StepError as exc:
                 return Measurement(setting, status=Status.FAILED, note=str(exc))
-            found = measure(self.session, run, setting, self.options, self._settling)
+            found = measure(self.session, run, setting, self.options, self._settling, self._watch)
             if found.usable:
                 return found
             self._end_run()  # whatever went wrong, the next setting gets a fresh start
             if found.status is Status.OUT_OF_MEMORY:
                 return found
         return found
+
+    def _try_sensor(self) -> None:
+        """Where readings have stood still for long: end the job for a moment, which every sensor sees that works."""
+        if not self._watch.wants_a_pause():
+            return
+        self._end_run()
+        clock = self.session.device.clock
+        with Meter(self.session.device, watch=self._watch) as meter:
+            while meter.wants_a_pause():
+                begin_s = clock.now_s()
+                clock.sleep(PAUSE_S)
+                meter.pause(begin_s, clock.now_s())
+                meter.check_sensor()
 
     def _run_at(self, batch_size: int) -> StepRun:
         if self._run is None or self._batch_size != batch_size:

@@ -92,9 +92,10 @@ class _VirtualTimer:
         self.fired += 1
         self.call()
 
-    def cancel(self) -> None:
+    def cancel(self) -> bool:
         if self in self.timers:
             self.timers.remove(self)
+        return True
 
 
 class AveragingSensor:
