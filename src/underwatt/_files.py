@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
+import stat
 import threading
 from typing import TYPE_CHECKING, BinaryIO
 
@@ -43,6 +45,18 @@ def write_atomically(
     except BaseException:
         with contextlib.suppress(OSError):
             draft.unlink(missing_ok=True)
+        raise
+
+
+def open_plain(path: Path | str, *, follow_links: bool = True) -> BinaryIO:
+    """Open a file for reading, unless it is a pipe, a device or a folder: these may block for ever, or have no end."""
+    file = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | (0 if follow_links else os.O_NOFOLLOW))
+    try:
+        if not stat.S_ISREG(os.fstat(file).st_mode):
+            raise OSError(errno.EINVAL, "it is no plain file", os.fspath(path))
+        return os.fdopen(file, "rb")
+    except BaseException:
+        os.close(file)
         raise
 
 

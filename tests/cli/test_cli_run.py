@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import os
@@ -22,12 +23,13 @@ from underwatt.control.state import Phase
 from underwatt.drivers.virtual.board_specs import BOARDS
 from underwatt.drivers.virtual.simulated_board import VirtualBoard
 from underwatt.drivers.virtual.sysfs import SysfsBoard
+from underwatt.errors import InputError
 from underwatt.events import BudgetChanged, Measured, Noted, Progressed, Resumed, Scored, SettingChanged, Started
 from underwatt.jobs.identity import job_info
 from underwatt.jobs.job_address import load_job
 from underwatt.records import ConvergenceRun, Measurement, PowerMode, Setting
 from underwatt.reports.run_figures import happened
-from underwatt.runlog.log import RunLog, follow, read_log
+from underwatt.runlog.log import RunLog, read_log
 from underwatt.store.store import Store
 
 JOB = """
@@ -94,8 +96,9 @@ def wait_for(log: Path, found: Callable[[list[Any]], bool], within_s: float = 60
     """Wait until a log says something."""
     deadline_s = time.monotonic() + within_s
     while time.monotonic() < deadline_s:
-        if found(follow(log)[0]):
-            return
+        with contextlib.suppress(InputError):  # it is not there yet
+            if found(list(read_log(log).events)):
+                return
         time.sleep(0.05)
     pytest.fail("it never came to it")
 

@@ -190,13 +190,13 @@ def run_job(run: Run, job: Job) -> RunResult:
     workload = job_info(job)
     sizes, left_out = fillable(run.batch_sizes, len(train_and_test(job)[0]))
     cost = count_cost(job) if isinstance(run.device, SimulatesLoad) else None
-    state = progress = posted = None
+    state = progress = posted = warning = None
     elapsed_s = energy_j = 0.0
     if run.options.resume:
         state, progress = checkpoint.load(run.folder, workload.id)
         if progress.done:
             raise InputError(f"The run in {run.folder} has ended: {progress.done}.", hint=checkpoint.AFRESH)
-        elapsed_s, energy_j, posted = _so_far(run.folder / LOG_NAME, progress)
+        elapsed_s, energy_j, posted, warning = _so_far(run.folder / LOG_NAME, progress)
         run.live.resumes(elapsed_s)
     with contextlib.ExitStack() as stack:
         training = Training(job, sizes[0])
@@ -211,30 +211,32 @@ def run_job(run: Run, job: Job) -> RunResult:
         stack.enter_context(pilot)
         if progress is not None:
             pilot.note("info", _going_on(training.samples, run.live, elapsed_s, posted))
-        if left_out:
-            pilot.note("warning", left_out)
+        for text in filter(None, (warning, left_out)):
+            pilot.note("warning", text)
         effort = Effort(run.options.evaluate_every, run.options.limit_samples or math.inf)
         return train_under_budget(
             pilot, training, effort, run.folder, progress=progress, watch=lambda: run.watch(pilot)
         )
 
 
-def _so_far(log: Path, progress: Progress) -> tuple[float, float, BudgetChanged | None]:
+def _so_far(log: Path, progress: Progress) -> tuple[float, float, BudgetChanged | None, str | None]:
     """Seconds and joules that a run has taken, and the budget that it was given on its way and kept to its end.
 
-    Also since its last checkpoint: what was lost was drawn all the same.
+    Also since its last checkpoint: what was lost was drawn all the same. And a warning, where the log is damaged.
     """
     try:
         record = read_log(log)
-    except InputError:  # lost or damaged: the checkpoint is what matters
-        return progress.elapsed_s, progress.energy_j, None
+    except InputError as exc:  # lost or damaged: the checkpoint is what matters
+        warning = f"{exc.message} Time and energy count from the checkpoint; what was drawn after it does not."
+        return progress.elapsed_s, progress.energy_j, None, warning
     told_j = [event.energy_j for event in record.events if isinstance(event, (Progressed, Ended))]
     counted = [energy_j for energy_j in told_j if math.isfinite(energy_j)]
     last_s = max([event.at_s for event in record.events] + record.power.at_s[-1:].tolist())
     budgets = record.of(BudgetChanged)
     posted = budgets[-1] if budgets and budgets[-1].why == "changed" else None
-    # Never 0 seconds, which would be taken for a run that begins.
-    return max(progress.elapsed_s, last_s, 1e-3), max([progress.energy_j, *counted[-1:]]), posted
+    # Later than all that was read before, and never 0 seconds, which would be taken for a run that begins.
+    elapsed_s, energy_j = max(progress.elapsed_s, last_s) + 1e-3, max([progress.energy_j, *counted[-1:]])
+    return elapsed_s, energy_j, posted, record.warning
 
 
 def _going_on(samples: int, live: LiveBudget, elapsed_s: float, posted: BudgetChanged | None) -> str:
