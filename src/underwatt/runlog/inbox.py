@@ -104,18 +104,18 @@ class Inbox:
         self.error = None
         try:
             message = _read_json(self._path)
-            if not isinstance(message, dict) or not isinstance(message.get("budget"), str):
-                raise InputError("it is no message with a budget")
+            if not (isinstance(message, dict) and "id" in message and isinstance(message.get("budget"), str)):
+                raise InputError("it has no id and budget")
             parse_watts(message["budget"])
         except (OSError, ValueError, InputError) as exc:
             why = str(exc).rstrip(".")
             self.error = f"The message in {self._path} makes no sense ({why}); post one with `underwatt budget`."
             return None, None
-        return message.get("id"), message["budget"]
+        return message["id"], message["budget"]
 
 
 def _read_json(path: Path | str) -> Any:
-    """A small file that anybody may have left: no link, pipe or device is read, nothing long, nothing endlessly deep."""
+    """A small file that anybody may have left: no link, pipe or device is read, nothing long and nothing too deep."""
     with open_plain(path, follow_links=False) as file:
         text = file.read(MOST_BYTES + 1)
     if len(text) > MOST_BYTES:
