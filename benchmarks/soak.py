@@ -13,6 +13,7 @@ written there, and judged at the end in one piece.
 memory_growth_mb  the most that a process ever held, over what it held one simulated hour after it began; of the worst
 log_mb_a_day      all files of the log, with the single readings of the last hour, over the days
 same_verdict      whether the log's verdict, energy and number of readings equal those from every reading, to the digit
+said_held         the verdict that the run gave at its end, of all its parts
 resume_mb         the most that a process held that read the whole log and made ready to go on with it
 resume_s          how long that took
 energy_over_pct   joules drawn above the budget, of all joules: true power and budget as means over 5 s, or over five
@@ -45,8 +46,8 @@ from underwatt.budget import parse_budget
 from underwatt.control.live_budget import LiveBudget
 from underwatt.control.pilot import Pilot
 from underwatt.device.registry import open_device
-from underwatt.events import Event, from_line, to_line
-from underwatt.jobs.runs import LOG_NAME, _so_far
+from underwatt.events import Event, from_line
+from underwatt.jobs.runs import LOG_NAME, SoFar, taken_so_far
 from underwatt.measure.meter import Trace
 from underwatt.records import WorkloadCost, WorkloadInfo
 from underwatt.runlog.line_files import recent_files, recent_folder
@@ -66,6 +67,7 @@ DAY_S, HOUR_S = 86_400.0, 3600.0
 KILLED = (0.043, 0.117, 0.214)  # at these shares of the time: the last process lives longest
 WEATHER_S = 30.0
 BUSY_S, BUSY_EVERY_S, BUSY_W, SLOWER = 1200.0, 4 * HOUR_S, 0.6, 1.1
+NOTHING: Any = SimpleNamespace(elapsed_s=0.0, energy_j=0.0)  # there is no checkpoint, and the log knows all
 FEWEST_WINDOW_S, WINDOW_STEPS, TOLERANCE = 5.0, 5, 0.02
 
 
@@ -104,9 +106,8 @@ def memory_mb(name: str = "VmRSS") -> float:
 def train(folder: Path, seed: int, until_s: float, kill_s: float) -> None:
     """One process of the run: begins it, or goes on with it, until it is over or killed."""
     log_path = folder / LOG_NAME
-    elapsed_s = energy_j = 0.0
-    if log_path.exists():
-        elapsed_s, energy_j, *_ = _so_far(log_path, SimpleNamespace(elapsed_s=0.0, energy_j=0.0))
+    taken = taken_so_far(log_path, NOTHING) if log_path.exists() else SoFar()
+    elapsed_s = taken.elapsed_s
     device: Any = open_device(f"virtual:{BOARD}?seed={seed}")
     live = LiveBudget(parse_budget(BUDGET), time_of_day_s=0.0)
     begun_s = -math.inf
@@ -133,7 +134,7 @@ def train(folder: Path, seed: int, until_s: float, kill_s: float) -> None:
 
     log = WatchedLog(folder)
     pilot = Pilot(device, WORKLOAD, BATCH_SIZES, live, cost=COST, log=log, elapsed_s=elapsed_s)
-    pilot.continues(samples=0, steps=0, share=0.0, energy_j=energy_j)
+    pilot.continues(samples=0, steps=0, share=0.0, energy_j=taken.energy_j, verdict=taken.verdict)
     with log, pilot:
         begun_s = device.clock.now_s() - pilot.elapsed_s
         timer = device.clock.every(1.0, each_second)
@@ -149,7 +150,7 @@ def train(folder: Path, seed: int, until_s: float, kill_s: float) -> None:
 def resume(folder: Path) -> None:
     """What going on with the run takes before its first step, as JSON."""
     before_mb, began_s = memory_mb(), time.process_time()
-    _so_far(folder / LOG_NAME, SimpleNamespace(elapsed_s=0.0, energy_j=0.0))
+    taken_so_far(folder / LOG_NAME, NOTHING)
     with RunLog(folder / LOG_NAME):
         pass
     took_s = time.process_time() - began_s
@@ -212,7 +213,9 @@ def soak(folder: Path, days: float) -> dict[str, Any]:
         expected = -signal.SIGKILL if math.isfinite(kill_s) else 0
         if ended.returncode != expected:
             raise SystemExit(f"part {part} ended with {ended.returncode}, not {expected}")
-        print(f"part {part + 1} of {len(KILLED) + 1}: {time.perf_counter() - began_s:.0f} s", file=sys.stderr, flush=True)
+        print(
+            f"part {part + 1} of {len(KILLED) + 1}: {time.perf_counter() - began_s:.0f} s", file=sys.stderr, flush=True
+        )
     took_s = time.perf_counter() - began_s
     parts = range(len(KILLED) + 1)
     truth = [np.fromfile(folder / f"truth-{part}.bin").reshape(-1, 3).T for part in parts]
@@ -223,7 +226,7 @@ def soak(folder: Path, days: float) -> dict[str, Any]:
     record, apart = read_log(log), every_reading(folder)
     end = record.end
     assert end is not None
-    steps_s = until_s / max(end.steps, 1) / (1 - KILLED[-1])
+    steps_s = (1 - KILLED[-1]) * until_s / max(end.steps, 1)  # of the last process, with the pauses between them
     energy_over, time_over = over_budget(truth, steps_s)
     return {
         "days": days,
@@ -236,6 +239,8 @@ def soak(folder: Path, days: float) -> dict[str, Any]:
         "same_verdict": figures_of(record) == figures_of(apart),
         "log_over_s": record.verdict().over_s,
         "readings_over_s": apart.verdict().over_s,
+        "said_held": end.verdict.held if end.verdict else None,
+        "said_bounded_s": end.verdict.bounded_s if end.verdict else None,
         "resume_mb": resumed["resume_mb"],
         "resume_s": resumed["resume_s"],
         "energy_over_pct": 100 * energy_over,
@@ -252,6 +257,7 @@ COLUMNS = (
     Column("same_verdict", "same verdict"),
     Column("log_over_s", "over s (log)", ".1f"),
     Column("readings_over_s", "over s (readings)", ".1f"),
+    Column("said_held", "said held"),
     Column("resume_mb", "resume MB", ".0f"),
     Column("resume_s", "resume s", ".1f"),
     Column("energy_over_pct", "energy over %", ".2f"),

@@ -17,7 +17,7 @@ from underwatt.records import DeviceInfo, Measurement, Setting, WorkloadInfo, fr
 
 ALLOWED_SHARE = 0.01  # of the judged time may be over the budget
 # Less than this proves nothing: it is mostly the sensor finding out what the device draws.
-FEWEST_JUDGED_S = 5.0
+FEWEST_JUDGED_S, FEWEST_JUDGED = 5.0, 0.5
 _DECIMALS = 4  # a tenth of a millisecond, a tenth of a milliwatt
 _LARGEST = 1e12  # of a time, watts or joules
 _COLUMNS = ("mean_w", "low_w", "high_w", "readings")
@@ -125,6 +125,7 @@ class Progressed(Event):
     time_left_s: float | None = None
     gap_share: float = math.nan  # of the time, spent in pauses
     share: float | None = None  # of the way to the target
+    verdict: Verdict | None = None  # so far; a run that is killed says no other
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -175,6 +176,11 @@ class Verdict:
         if self.peaks or self.over_s > max(ALLOWED_SHARE * self.judged_s, ALLOWED_SHARE * FEWEST_JUDGED_S):
             return Judgement.NOT_HELD
         return Judgement.HELD if self.judged_s >= FEWEST_JUDGED_S else Judgement.TOO_SHORT
+
+    @property
+    def is_enough(self) -> bool:
+        """Whether so much was judged that it says something of the whole."""
+        return self.judged_s >= max(FEWEST_JUDGED_S, FEWEST_JUDGED * self.bounded_s)
 
     @property
     def held(self) -> bool | None:
@@ -242,6 +248,7 @@ class Seconds:
     energy_j: float
     energy_over_j: float
     readings_over: int
+    peaks: int
     first_over_s: float | None
     worst_over: float
 

@@ -49,7 +49,7 @@ def write_long_log(run: FakeRun, hours: int) -> None:
     with log.open("ab") as lasting:
         for minute in range(60 * hours - 1):
             rows = [tuple(base + second % 7 / 100 for second in range(60)) for base in (9.3, 9.0, 9.6)]
-            over = {"energy_over_j": 0.0, "readings_over": 0, "first_over_s": None, "worst_over": 0.0}
+            over = {"energy_over_j": 0.0, "readings_over": 0, "peaks": 0, "first_over_s": None, "worst_over": 0.0}
             until_s = 60 * minute + 59.9
             lasting.write(progress(60 * minute))
             lasting.write(to_line(Seconds(60 * minute, *rows, (10,) * 60, until_s=until_s, **figures, **over)))

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 import numpy as np
 
-from underwatt.events import BudgetChanged, Event, Resumed, SettingChanged, Started
+from underwatt.events import BudgetChanged, Event, Resumed, SettingChanged, Started, Verdict
 from underwatt.measure.steady import SENSOR_LAG_S
 
 if TYPE_CHECKING:
@@ -31,26 +31,8 @@ TOLERANCE = 0.02
 WINDOW_S = 1.0  # where the budget bounds the mean and does not say over how long
 LONGEST_WINDOW_S = 1e9
 CONTEXT_S = 3600.0  # a mean reaches back no further before its budget was given
-# Less than this proves nothing: it is mostly the sensor finding out what the device draws.
-FEWEST_JUDGED_S, FEWEST_JUDGED = 5.0, 0.5
 _LONG_AGO = -(2**62)
 _Number = TypeVar("_Number", np.int64, np.float64)
-
-
-@dataclass(frozen=True, slots=True)
-class Verdict:
-    """How a run kept its budget, and how much of it could be judged."""
-
-    bounded_s: float  # that readings cover while watts were bounded
-    judged_s: float  # of it, without what a sensor's lag excuses
-    over_s: float  # that power was above the budget by more than the tolerance
-    first_over_s: float | None = None  # when that was first seen
-    worst_over: float = 0.0  # and by which share of the budget at most
-
-    @property
-    def is_enough(self) -> bool:
-        """Whether so much was judged that it says something."""
-        return self.judged_s >= max(FEWEST_JUDGED_S, FEWEST_JUDGED * self.bounded_s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +47,7 @@ class Tally:
     energy_over: int = 0  # of single readings above the budget
     readings: int = 0
     readings_over: int = 0
+    peaks: int = 0  # readings above a budget of peak watts
     first_over: int | None = None
     worst_over: float = 0.0
 
@@ -79,6 +62,7 @@ class Tally:
             self.energy_over + other.energy_over,
             self.readings + other.readings,
             self.readings_over + other.readings_over,
+            self.peaks + other.peaks,
             min(firsts, default=None),
             max(self.worst_over, other.worst_over),
         )
@@ -86,8 +70,14 @@ class Tally:
     @property
     def verdict(self) -> Verdict:
         """The same for people."""
-        first_s = None if self.first_over is None else self.first_over / TICKS
-        return Verdict(self.bounded / TICKS, self.judged / TICKS, self.over / TICKS, first_s, self.worst_over)
+        return Verdict(
+            bounded_s=self.bounded / TICKS,
+            judged_s=self.judged / TICKS,
+            over_s=self.over / TICKS,
+            peaks=self.peaks,
+            worst_over=self.worst_over,
+            since_s=None if self.first_over is None else self.first_over / TICKS,
+        )
 
     @property
     def span_s(self) -> float:
@@ -127,6 +117,7 @@ class _Steps(NamedTuple):
     at: Ticks
     bound: Floats  # ticks of power; inf where watts are not bounded
     window: Ticks  # over which readings are averaged; 0 for peaks
+    is_peak: Ticks  # 1 where no reading may be above it at all
 
     def held(self, of_steps: NDArray[_Number], before: float, at: Ticks) -> NDArray[_Number]:
         """What readings fall under; one at the moment of a change stands for the time before it."""
@@ -162,7 +153,7 @@ class Judge:
     ) -> None:
         self._window_s, self._lag, self._tolerance = window_s, int(ticks(max(lag_s, 0.0))), tolerance
         self._begin = 0
-        self._steps: list[tuple[int, float, int]] = []
+        self._steps: list[tuple[int, float, int, int]] = []
         self._changes: list[int] = []
         self._setting: Setting | None = None
         self._at = self._power = np.empty(0, np.int64)
@@ -179,7 +170,8 @@ class Judge:
             bound = np.inf if event.power_w is None else float(np.rint(event.power_w * TICKS))
             window_s = 0.0 if event.watts == "peak" else event.window_s or WINDOW_S
             window_s = min(window_s if self._window_s is None else self._window_s, LONGEST_WINDOW_S)
-            insort(self._steps, (at, bound, int(ticks(window_s))), key=lambda step: step[0])
+            is_peak = int(event.watts == "peak" and self._window_s is None)
+            insort(self._steps, (at, bound, int(ticks(window_s)), is_peak), key=lambda step: step[0])
         elif isinstance(event, SettingChanged) and event.setting != self._setting:  # another state is no change
             self._setting = event.setting
             self._changes.append(at)
@@ -230,7 +222,8 @@ class Judge:
         counted = ~self._excused(first, last, steps)
         over = self._means(first, last, counted, steps) - bound
         over = np.where(counted, over, -np.inf)
-        is_over, bounded = over > self._tolerance * bound, np.isfinite(bound)
+        bounded, is_peak = np.isfinite(bound), steps.held(steps.is_peak, 0, at) > 0
+        is_over = over > np.where(is_peak, 0.0, self._tolerance) * np.where(bounded, bound, 0.0)
         above = np.where(bounded, power - np.where(bounded, bound, 0.0), 0.0).astype(np.int64)
         tally = Tally(
             int(np.sum(under[bounded])),
@@ -241,6 +234,7 @@ class Judge:
             int(np.sum(np.maximum(0, above) * under)),
             len(at),
             int(np.sum(above > 0)),
+            int(np.sum(is_over & is_peak)),
             int(at[is_over][0]) if np.any(is_over) else None,
             float(np.max(over[is_over] / bound[is_over], initial=0.0)),
         )
@@ -279,8 +273,10 @@ class Judge:
         return excused[first:last]
 
     def _budget(self) -> _Steps:
-        at, bound, window = zip(*self._steps, strict=True) if self._steps else ((), (), ())
-        return _Steps(np.array(at, np.int64), np.array(bound, float), np.array(window, np.int64))
+        at, bound, window, is_peak = zip(*self._steps, strict=True) if self._steps else ((), (), (), ())
+        return _Steps(
+            np.array(at, np.int64), np.array(bound, float), np.array(window, np.int64), np.array(is_peak, np.int64)
+        )
 
     def _forget(self) -> None:
         """Let go of readings, budgets and changes that no later window reaches."""
@@ -289,7 +285,7 @@ class Judge:
         settled = int(self._at[len(self._counted) - 1])
         keep = settled - int(ticks(CONTEXT_S))
         if self._steps:
-            given, _, window = self._steps[-1]
+            given, _, window, _ = self._steps[-1]
             keep = min(keep, max(settled - window, given - int(ticks(CONTEXT_S))))
         gone = int(np.searchsorted(self._at[: len(self._counted)], keep, "right"))
         self._at, self._power, self._counted = self._at[gone:], self._power[gone:], self._counted[gone:]

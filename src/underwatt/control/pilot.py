@@ -399,6 +399,7 @@ class Pilot:
                 time_left_s=left_s if math.isfinite(left_s) else None,
                 gap_share=controller.pause_share,
                 share=self.share if self._convergence is not None else None,
+                verdict=controller.verdict,
             )
         )
         log.flush()

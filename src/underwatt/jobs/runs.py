@@ -190,28 +190,34 @@ def run_job(run: Run, job: Job) -> RunResult:
     workload = job_info(job)
     sizes, left_out = fillable(run.batch_sizes, len(train_and_test(job)[0]))
     cost = count_cost(job) if isinstance(run.device, SimulatesLoad) else None
-    state = progress = posted = warning = None
-    elapsed_s = energy_j = 0.0
+    state = progress = None
+    taken = SoFar()
     if run.options.resume:
         state, progress = checkpoint.load(run.folder, workload.id)
         if progress.done:
             raise InputError(f"The run in {run.folder} has ended: {progress.done}.", hint=checkpoint.AFRESH)
-        elapsed_s, energy_j, posted, warning = _so_far(run.folder / LOG_NAME, progress)
-        run.live.resumes(elapsed_s)
+        taken = taken_so_far(run.folder / LOG_NAME, progress)
+        run.live.resumes(taken.elapsed_s)
     with contextlib.ExitStack() as stack:
         training = Training(job, sizes[0])
         stack.callback(training.close)
         if state is not None:
             training.restore(state)
-        pilot = replace(run, batch_sizes=sizes).pilot(stack, workload, cost=cost, elapsed_s=elapsed_s)
+        pilot = replace(run, batch_sizes=sizes).pilot(stack, workload, cost=cost, elapsed_s=taken.elapsed_s)
         pilot.target = job.target
         if progress is not None:
-            pilot.continues(samples=training.samples, steps=training.steps, share=progress.share, energy_j=energy_j)
+            pilot.continues(
+                samples=training.samples,
+                steps=training.steps,
+                share=progress.share,
+                energy_j=taken.energy_j,
+                verdict=taken.verdict,
+            )
             pilot.score = progress.score
         stack.enter_context(pilot)
         if progress is not None:
-            pilot.note("info", _going_on(training.samples, run.live, elapsed_s, posted))
-        for text in filter(None, (warning, left_out)):
+            pilot.note("info", _going_on(training.samples, run.live, taken.elapsed_s, taken.posted))
+        for text in filter(None, (taken.warning, left_out)):
             pilot.note("warning", text)
         effort = Effort(run.options.evaluate_every, run.options.limit_samples or math.inf)
         return train_under_budget(
@@ -219,16 +225,24 @@ def run_job(run: Run, job: Job) -> RunResult:
         )
 
 
-def _so_far(log: Path, progress: Progress) -> tuple[float, float, BudgetChanged | None, str | None]:
-    """Seconds and joules that a run has taken, and the budget that it was given on its way and kept to its end.
+@dataclass(frozen=True, slots=True)
+class SoFar:
+    """What a run has taken before it is gone on with."""
 
-    Also since its last checkpoint: what was lost was drawn all the same. And a warning, where the log is damaged.
-    """
+    elapsed_s: float = 0.0
+    energy_j: float = 0.0
+    verdict: Verdict | None = None
+    posted: BudgetChanged | None = None  # the budget that it was given on its way and kept to its end
+    warning: str | None = None  # where its log is damaged
+
+
+def taken_so_far(log: Path, progress: Progress) -> SoFar:
+    """Also since the last checkpoint: what was lost was drawn all the same."""
     try:
         record = read_log(log)
     except InputError as exc:  # lost or damaged: the checkpoint is what matters
         warning = f"{exc.message} Time and energy count from the checkpoint; what was drawn after it does not."
-        return progress.elapsed_s, progress.energy_j, None, warning
+        return SoFar(progress.elapsed_s, progress.energy_j, warning=warning)
     told_j = [event.energy_j for event in record.events if isinstance(event, (Progressed, Ended))]
     counted = [energy_j for energy_j in told_j if math.isfinite(energy_j)]
     last_s = max([event.at_s for event in record.events] + record.power.at_s[-1:].tolist())
@@ -236,7 +250,7 @@ def _so_far(log: Path, progress: Progress) -> tuple[float, float, BudgetChanged 
     posted = budgets[-1] if budgets and budgets[-1].why == "changed" else None
     # Later than all that was read before, and never 0 seconds, which would be taken for a run that begins.
     elapsed_s, energy_j = max(progress.elapsed_s, last_s) + 1e-3, max([progress.energy_j, *counted[-1:]])
-    return elapsed_s, energy_j, posted, record.warning
+    return SoFar(elapsed_s, energy_j, record.said, posted, record.warning)
 
 
 def _going_on(samples: int, live: LiveBudget, elapsed_s: float, posted: BudgetChanged | None) -> str:

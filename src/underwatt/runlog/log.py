@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from underwatt._files import open_plain
-from underwatt.control.judge import TICKS, Judge, Judged, Tally, Verdict, judge_all, ticks
+from underwatt.control.judge import TICKS, Judge, Judged, Tally, judge_all, ticks
 from underwatt.errors import InputError
 from underwatt.events import (
     BudgetChanged,
@@ -53,7 +53,7 @@ from underwatt.runlog.run_record import Points, RunRecord, Settled
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-    from underwatt.events import Line
+    from underwatt.events import Line, Verdict
 
 KEEP_READINGS = 36_000  # an hour at ten a second, for as long as nobody flushes
 KEEP_EVENTS = 10_000
@@ -252,6 +252,7 @@ def _line(second: Any, power_w: Any, until: int, tally: Tally) -> Seconds:
         energy_j=tally.energy_j,
         energy_over_j=tally.energy_over_j,
         readings_over=tally.readings_over,
+        peaks=tally.peaks,
         first_over_s=None if tally.first_over is None else tally.first_over / TICKS,
         worst_over=tally.worst_over,
     )
@@ -268,6 +269,7 @@ def _tally(line: Seconds) -> Tally:
         energy_over=round(line.energy_over_j * TICKS**2),
         readings=round(sum(line.readings)),
         readings_over=round(line.readings_over),
+        peaks=round(line.peaks),
         first_over=None if line.first_over_s is None else round(line.first_over_s * TICKS),
         worst_over=line.worst_over,
     )

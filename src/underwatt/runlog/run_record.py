@@ -8,18 +8,9 @@ from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 import numpy as np
 
-from underwatt.control.judge import (
-    TICKS,
-    TOLERANCE as TOLERANCE,
-    WINDOW_S,
-    Judge,
-    Judged,
-    Tally,
-    Verdict as Verdict,
-    judge_all,
-)
+from underwatt.control.judge import TICKS, TOLERANCE as TOLERANCE, WINDOW_S, Judge, Judged, Tally, judge_all
 from underwatt.errors import InputError
-from underwatt.events import BudgetChanged, Ended, Event, Resumed, Started
+from underwatt.events import BudgetChanged, Ended, Event, Progressed, Resumed, Started, Verdict as Verdict
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike, NDArray
@@ -91,6 +82,12 @@ class RunRecord:
         """How the run ended; none where it is under way, was killed, or was resumed since."""
         last = [event for event in self.events if isinstance(event, (Started, Resumed, Ended))][-1]
         return last if isinstance(last, Ended) else None
+
+    @property
+    def said(self) -> Verdict | None:
+        """The last verdict that the run itself gave, at its end or on its way; none where it gave none."""
+        told = [event for event in self.events if isinstance(event, (Progressed, Ended)) and event.verdict is not None]
+        return told[-1].verdict if told else None
 
     @property
     def warning(self) -> str | None:
