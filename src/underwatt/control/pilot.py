@@ -24,7 +24,7 @@ from underwatt.device.session import Session
 from underwatt.errors import BudgetError, InputError, OutOfMemoryError, SensorError
 from underwatt.events import Ended, Measured, Noted, Progressed, Resumed, Scored, Started
 from underwatt.measure.meter import Meter, measure_idle
-from underwatt.planning.problem import Problem, allows_pauses
+from underwatt.planning.problem import Problem
 from underwatt.predict.base import SettingArray
 from underwatt.records import PowerMode
 
@@ -116,7 +116,8 @@ class Pilot:
     def _begin(self, stack: contextlib.ExitStack) -> None:
         sampling = stack.enter_context(contextlib.ExitStack())  # ends last: a sensor that hangs holds up no restoring
         self._session = stack.enter_context(self._session)
-        self._idle_w = measure_idle(self.device) if self._can_pause and allows_pauses(self._live.budget) else None
+        # Also where no mean watts are bounded yet: somebody may ask for some while the run goes on.
+        self._idle_w = measure_idle(self.device) if self._can_pause else None
         if self._idle_w is not None and self._live.power_w(self._elapsed_s) < self._idle_w:
             self._check_lowest()
         self._begun_s = self.device.clock.now_s() - self._elapsed_s
