@@ -77,7 +77,7 @@ def tune(
     pauses alone hold the budget. ``cost`` is what a step costs, for simulated devices only.
     """
     opened = open_device(device) if isinstance(device, str) else device
-    live = LiveBudget.from_now(one_budget("A tuner", budget_w, budget))
+    live = LiveBudget.from_now(one_budget("A tuner", budget_w, budget), simulated=opened.info.simulated)
     rate = RateFollower(optimizer, lr_batch_size or max(batch_sizes), lr_rule) if optimizer is not None else None
     workload = WorkloadInfo(name, f"tune-{name}")
     with contextlib.ExitStack() as stack:
