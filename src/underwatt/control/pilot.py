@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from underwatt import __version__
 from underwatt.control.controller import Controller
+from underwatt.control.divergence import Losses
 from underwatt.control.measured_search import comparable
 from underwatt.control.publisher import LATE_S, PERIOD_S, Publisher
 from underwatt.control.state import FastPath
@@ -90,6 +91,7 @@ class Pilot:
         self._begun_s = 0.0
         self.outcome = "finished"  # how the training ends, for the log
         self._loss: float | None = None
+        self.losses = Losses()  # as they were looked at
         self._idle_w: float | None = None
         self._verdict: Verdict | None = None  # of an earlier part of the same training
         self._can_pause, self._set_modes = can_pause, set_modes
@@ -382,6 +384,7 @@ class Pilot:
         now_s, controller, log = self._now_s(), self.controller, self._publisher.log
         self._publisher.progress_told(now_s)
         self._say_news()
+        self.losses = self.losses.after(self._loss, self.steps)
         if log is None:
             return
         times = self.meter.step_times(now_s - PERIOD_S)
