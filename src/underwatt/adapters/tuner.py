@@ -120,6 +120,7 @@ class Tuner:
         self._batch_size = 0  # of the batch handed out last
         self._handed_out: PassBatches | None = None  # what that batch is one of, until it is trained on
         self._sizes = pilot.batch_sizes  # all that may be offered
+        self._is_diverged = False
 
     def __enter__(self) -> Self:
         try:
@@ -130,6 +131,8 @@ class Tuner:
         return self
 
     def __exit__(self, *error: Any) -> bool | None:
+        if self._is_diverged:
+            self._pilot.outcome = "diverged"
         if self._rate is not None:
             self._rate.close()
         return self._stack.__exit__(*error)
@@ -216,6 +219,10 @@ class Tuner:
             self._handed_out.handed_out.popleft()
             self._handed_out = None
         self._pilot.stepped(self._batch_size, None if loss is None else self._latest_loss.of(loss))
+        if self._pilot.losses.diverged is not self._is_diverged:
+            self._is_diverged = not self._is_diverged
+            if self._is_diverged:
+                self.note("warning", "The loss has been no finite number for a while: the training has diverged.")
 
     def testing(self) -> contextlib.AbstractContextManager[None]:
         """Use ``with tuner.testing():`` around whatever is not a training step, such as a test of the model."""

@@ -110,7 +110,8 @@ def _plain(name: str) -> str:
 class RunResult:
     """How a run ended, and what it took.
 
-    ``outcome`` is ``reached``, ``limit``, ``energy spent``, or ``finished`` for a command that came to its own end.
+    ``outcome`` is ``reached``, ``limit``, ``energy spent``, ``diverged`` where the loss or the weights were no finite
+    numbers any more, or ``finished`` for a command that came to its own end.
     """
 
     outcome: str
