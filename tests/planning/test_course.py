@@ -53,7 +53,7 @@ def test_a_deadline_that_may_be_missed_is_raced_for() -> None:
 def test_one_that_cannot_be_made_is_said_with_how_much_it_lacks() -> None:
     heading = head_for(ways(), OPEN, deadline_s=140.0)
     assert (heading.arrival, numbers(heading)) == (Arrival.LATE, [12])
-    assert "cannot be made: the target is expected after 3 min, 60 s late" in heading.said(140.0)
+    assert "cannot be made: the target is expected after 3 min 20 s, 1 min late" in heading.said(140.0)
     never = head_for(ways(), Schedule.constant(1.0), deadline_s=140.0)
     assert never.arrival is Arrival.LATE
     assert "not reached" in never.said(140.0)
@@ -148,7 +148,16 @@ def test_the_least_energy_is_looked_for_over_all_levels() -> None:
 
 @pytest.mark.parametrize(
     ("seconds", "said"),
-    [(0, "0 s"), (59.6, "60 s"), (720, "12 min"), (4800, "80 min"), (7200, "2 h"), (8000, "2 h 13 min")],
+    [
+        (0, "0 s"),
+        (59.4, "59 s"),
+        (59.6, "1 min"),
+        (125, "2 min 5 s"),
+        (720, "12 min"),
+        (4800, "1 h 20 min"),
+        (7200, "2 h"),
+        (8000, "2 h 13 min"),
+    ],
 )
 def test_times_are_said_as_people_say_them(seconds: float, said: str) -> None:
     assert hours(seconds) == said

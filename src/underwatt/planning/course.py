@@ -15,8 +15,9 @@ import numpy as np
 from underwatt.budget import DAY_S, clock
 from underwatt.errors import BudgetError
 from underwatt.planning.ahead import HORIZON_S, look_ahead
-from underwatt.planning.choice import Expectation, quantile
+from underwatt.planning.choice import Expectation, front, quantile
 from underwatt.planning.problem import BOUND_SLACK, LEAST_BUSY, Goal, can_pause
+from underwatt.predict.base import take_rows
 from underwatt.records import Setting  # noqa: TC001 - the codec reads what a plan is made of
 
 if TYPE_CHECKING:
@@ -51,10 +52,11 @@ class Ways:
     number: NDArray[np.intp]
 
     @classmethod
-    def of(cls, known: Candidates, usable: NDArray[np.bool_], risk: float) -> Ways:
+    def of(cls, known: Candidates, usable: NDArray[np.bool_], risk: float, *, drawn_risk: float | None = None) -> Ways:
         """The usable ones of some candidates; what was not measured may draw more with the accepted risk only."""
-        seen, z = known.outlook, quantile(1 - risk)
-        latest = seen.log_time_s - seen.log_skew + z * seen.time_std
+        seen = known.outlook
+        latest = seen.log_time_s - seen.log_skew + quantile(1 - risk) * seen.time_std
+        z = quantile(1 - (risk if drawn_risk is None else drawn_risk))
         drawn = seen.log_drawn_w + z * seen.drawn_std - BOUND_SLACK
         rows = np.flatnonzero(usable)
         time_s, latest_s, drawn_w, power_w = (
@@ -75,6 +77,12 @@ class Ways:
             every.append(Ways(time_s, latest_s, drawn_w, power_w, self.number[rows]))
         parts = ("time_s", "latest_s", "drawn_w", "power_w", "number")
         return Ways(*(np.concatenate([getattr(one, part) for one in every]) for part in parts))
+
+    def worth_it(self) -> Ways:
+        """Those that no other beats both in time and in watts: a course needs no others, and is found much sooner."""
+        watts = (self.drawn_w, self.power_w)
+        rows = np.unique(np.concatenate([front(time_s, w) for time_s in (self.time_s, self.latest_s) for w in watts]))
+        return take_rows(self, rows)
 
 
 class Arrival(str, Enum):
@@ -175,15 +183,13 @@ def _as_expected(found: Ahead, ways: Ways, share: float) -> Ahead:
 
 
 def hours(seconds: float) -> str:
-    """A time as people say it: 45 s, 12 min, 1 h 20 min, 3.5 days."""
-    if seconds < 90:
-        return f"{seconds:.0f} s"
-    minutes = round(seconds / 60)
-    if minutes < 90:
-        return f"{minutes} min"
-    if minutes < 72 * 60:
-        return f"{minutes // 60} h {minutes % 60} min" if minutes % 60 else f"{minutes // 60} h"
-    return f"{minutes / 1440:.1f} days"
+    """A time as people say it: 45 s, 2 min 5 s, 1 h 20 min, 3.5 days."""
+    if seconds >= 3 * DAY_S:
+        return f"{seconds / DAY_S:.1f} days"
+    large, small, unit = ("h", "min", 60) if seconds >= 3600 else ("min", "s", 1)
+    first, second = divmod(round(seconds / unit), 60)
+    said = [f"{first} {large}"] * (first > 0) + [f"{second} {small}"] * (second > 0 or first == 0)
+    return " ".join(said)
 
 
 # A plan over a schedule.
