@@ -10,10 +10,11 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
+from scipy.special import ndtri
 
 from underwatt.budget import Schedule
 from underwatt.control.headroom import UNBOUNDED_W
-from underwatt.planning.choice import RISK, Candidates, forecast, quantile
+from underwatt.planning.choice import RISK, Candidates, forecast
 from underwatt.planning.course import Arrival, Ways, head_for, hours
 from underwatt.predict.base import FEWEST
 
@@ -118,7 +119,7 @@ def _measured_ways(room: Headroom, known: Sequence[Measurement]) -> Ways:
     drawn_w = np.array([(m.power_w if budget.power_w is None else budget.drawn_w(m)) + drift.extra_w for m in known])
     ways = Ways(
         time_s,
-        time_s * np.exp(quantile(1 - RISK) * std - std**2 / 2),
+        time_s * np.exp(ndtri(1 - RISK) * std - std**2 / 2),
         drawn_w / (1 - room.margin),
         np.array([m.power_w + drift.extra_w for m in known]),
         np.arange(len(known)),

@@ -11,11 +11,12 @@ from enum import Enum
 from typing import TYPE_CHECKING
 
 import numpy as np
+from scipy.special import ndtri
 
 from underwatt.budget import DAY_S, clock
 from underwatt.errors import BudgetError
 from underwatt.planning.ahead import HORIZON_S, look_ahead
-from underwatt.planning.choice import Expectation, front, quantile
+from underwatt.planning.choice import Expectation, front
 from underwatt.planning.problem import BOUND_SLACK, LEAST_BUSY, Goal, can_pause
 from underwatt.predict.base import take_rows
 from underwatt.records import Setting  # noqa: TC001 - the codec reads what a plan is made of
@@ -55,8 +56,8 @@ class Ways:
     def of(cls, known: Candidates, usable: NDArray[np.bool_], risk: float, *, drawn_risk: float | None = None) -> Ways:
         """The usable ones of some candidates; what was not measured may draw more with the accepted risk only."""
         seen = known.outlook
-        latest = seen.log_time_s - seen.log_skew + quantile(1 - risk) * seen.time_std
-        z = quantile(1 - (risk if drawn_risk is None else drawn_risk))
+        latest = seen.log_time_s - seen.log_skew + ndtri(1 - risk) * seen.time_std
+        z = ndtri(1 - (risk if drawn_risk is None else drawn_risk))
         drawn = seen.log_drawn_w + z * seen.drawn_std - BOUND_SLACK
         rows = np.flatnonzero(usable)
         time_s, latest_s, drawn_w, power_w = (
@@ -255,7 +256,7 @@ def plan_course(
 def _surely_within_energy(known: Candidates, ways: Ways, schedule: Schedule, risk: float) -> Heading:
     """The course whose energy, as it may turn out with the accepted risk, is within the budget's."""
     problem, seen = known.problem, known.outlook
-    budget, spare = problem.budget, np.exp(quantile(1 - risk) * seen.energy_std - seen.log_skew)
+    budget, spare = problem.budget, np.exp(ndtri(1 - risk) * seen.energy_std - seen.log_skew)
     deadline_s = (budget.deadline_s or HORIZON_S) if problem.goal is Goal.LEAST_ENERGY else None
     factor = 1.0
     for _ in range(TRIES):
@@ -274,9 +275,9 @@ def _fastest(ways: Ways, level_w: float) -> int | None:
 
 
 def _levels(known: Candidates, chosen: dict[float, int | None]) -> tuple[LevelChoice, ...]:
-    return tuple(
-        LevelChoice(level_w, None if row is None else known.expect(row)) for level_w, row in sorted(chosen.items())
-    )
+    rows = sorted({row for row in chosen.values() if row is not None})
+    expected = dict(zip(rows, known.expect(np.array(rows, dtype=np.intp)), strict=True))
+    return tuple(LevelChoice(w, None if row is None else expected[row]) for w, row in sorted(chosen.items()))
 
 
 def _check(ways: Ways, schedule: Schedule, heading: Heading, problem: Problem) -> None:
