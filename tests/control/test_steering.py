@@ -50,11 +50,13 @@ def soonest() -> Trained:
 
 @pytest.mark.parametrize("budget", ["14W", ""])
 @pytest.mark.parametrize("is_known", [True, False])
-def test_with_time_enough_the_thriftiest_way_is_taken(soonest: Trained, budget: str, is_known: bool) -> None:
+def test_with_time_enough_the_thriftiest_way_is_taken(budget: str, is_known: bool) -> None:
+    """Beside a run without a deadline that knows as much: a search costs both of them the same."""
+    soonest = train(budget or "100W", is_known=is_known)
     deadline_s = 2 * soonest.seconds
     trained = train(f"{budget},{deadline_s}s".lstrip(","), is_known=is_known)
     assert trained.seconds <= deadline_s
-    assert trained.energy_j < 0.93 * soonest.energy_j
+    assert trained.energy_j < 0.97 * soonest.energy_j
     at_s, said = next(note for note in trained.notes if "deadline" in note[1])
     assert "can be made" in said
     assert at_s <= (1.0 if is_known else 60.0), "it is said as soon as it can be told"
