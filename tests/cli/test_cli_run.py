@@ -172,6 +172,20 @@ def test_what_a_job_prints_is_not_the_answer(capsys: pytest.CaptureFixture[str])
     assert "a step" in shown.err
 
 
+@pytest.mark.parametrize(("deadline", "said"), [("0.1s", "cannot be made"), ("1h", "can be made")])
+def test_a_deadline_is_said_to_be_made_or_not(capsys: pytest.CaptureFixture[str], deadline: str, said: str) -> None:
+    with Store("underwatt.db") as store:
+        runs = [ConvergenceRun(size, 1.01, 4e5, seed, 1e-3) for size in (8, 16) for seed in (0, 1)]
+        store.add_convergence(job_info(load_job("job.py:endless")), runs)
+    common = ["run", "job.py:endless", *NANO, "--budget", "3W", "--limit", "12000"]
+    assert run(*common, "--out", "first") == 0
+    assert run(*common, "--deadline", deadline, "--out", "second") == 0
+    notes = [note for note in read_log("second/log.jsonl").of(Noted) if "deadline" in note.text]
+    assert said in notes[0].text
+    assert notes[0].at_s < 1.0, "what was measured before says it at once"
+    assert said in " ".join(capsys.readouterr().err.split())
+
+
 def test_convergence_runs_for_another_target_are_not_used(capsys: pytest.CaptureFixture[str]) -> None:
     with Store("underwatt.db") as store:
         runs = [ConvergenceRun(size, 0.85, 500.0 + size, 0, 1e-3) for size in (8, 16)]
@@ -246,6 +260,8 @@ def test_a_schedule_is_followed(capsys: pytest.CaptureFixture[str]) -> None:
         (["job.py:blobs", "--budget", "3W", "--schedule", "x.csv"], 2, "both"),
         (["job.py:blobs", "--schedule", "x.csv"], 2, "x.csv"),
         (["job.py:blobs", "--energy", "3W"], 2, "wrong unit"),
+        (["job.py:blobs", "--deadline", "3W"], 2, "wrong unit"),
+        (["job.py:blobs", "--budget", "3W, 1h", "--deadline", "2h"], 2, "deadline twice"),
         (["job.py:blobs", "--budget", "3W", "-b", "none"], 2, "at least 1"),
         (["job.py:blobs", "--budget", "3W", "-d", "virtual:none"], 1, "none"),
         (["job.py:missing", "--budget", "3W"], 1, "missing"),

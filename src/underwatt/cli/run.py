@@ -121,6 +121,7 @@ def run(
     budget: str = Option("", help="10W, 10W peak, or a schedule: 08:00-18:00=15W,else=7W."),
     schedule: Path | None = Option(None, help="CSV with at_s,power_w or time,power_w."),
     energy: str = Option("", help="Energy for the whole training, such as 50Wh; it stops there."),
+    deadline: str = Option("", help="Time for the whole training, such as 2h: the thriftiest way that makes it."),
     device: str = common.DEVICE,
     no_modes: bool = Option(False, "--no-modes", help="Set nothing on the device: batch size and pauses only."),
     batch_sizes: str = common.BATCH_SIZES,

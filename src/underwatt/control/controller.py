@@ -17,6 +17,7 @@ from underwatt.control.headroom import COUNTED_MARGIN, READ_MARGIN, Headroom, Le
 from underwatt.control.knowledge import Knowledge, mean_reading_w, seen_idle_w, seen_steps
 from underwatt.control.pacer import LONGEST_PAUSE_S, Pacer
 from underwatt.control.state import ControlOptions, ControlState, Excess, FastPath, Phase, SensorFinding
+from underwatt.control.steering import Steering
 from underwatt.control.verdict import TOLERANCE, LiveJudge
 from underwatt.errors import ApplyError, ModeError, NotPermittedError, OutOfMemoryError, SensorError
 from underwatt.events import BudgetChanged, Measured, Noted, SettingChanged
@@ -76,6 +77,7 @@ class Controller:
         room = Headroom(problem, live, self.knowledge, margin, may_pause=can_pause)
         self.state = ControlState(room, changed_s=now_s, level_s=now_s)
         self._search = LevelSearch(room, self._options, known, references)
+        self._steering = Steering(self._note, references)
         self._settling = Settling()
         self._pacer = Pacer(meter, problem.idle_w or 0.0, now_s)
         self._measuring: Measuring | None = None
@@ -511,6 +513,8 @@ class Controller:
 
     def _seek(self) -> None:
         """Ask the search what to measure next, and train with that; with nothing to ask, hold the best."""
+        room = self._steering.foresee(self.state.room, self._elapsed_s(), self.energy_j, 1 - self._share_done)
+        self.state = replace(self.state, room=room)
         while ask := self._search.ask(self.state.room, self._elapsed_s(), self.time_left_s):
             if self._use(ask.setting, Phase.SEARCHING, ask.why):
                 return
@@ -541,17 +545,18 @@ class Controller:
             least_gain = 0.0
 
     def _best(self, least_gain: float) -> Setting | None:
-        room = self.state.room
+        left = self._elapsed_s(), self.energy_j, 1 - self._share_done
+        room, ahead = self._steering.course(self.state.room, *left)
+        self.state = replace(self.state, room=room)
         problem, highest_mhz = room.problem(), self.state.throttle.highest_mhz
         best = self.knowledge.best(problem, highest_mhz) or self.knowledge.best(problem)
         if best is None:
             return None
-        if least_gain and self.setting is not None:
+        if least_gain and self.setting is not None and ahead in (None, self.setting):
             now = self.knowledge.outcome(self.setting, problem)
-            if now is not None and now.fits and best.time_s > (1 - least_gain) * now.time_s:
+            if now is not None and now.fits and best.score(problem.goal) > (1 - least_gain) * now.score(problem.goal):
                 return None
-        thrifty = room.within_energy(self._elapsed_s(), self.energy_j, 1 - self._share_done) if best.fits else None
-        return thrifty or best.measurement.setting
+        return ahead if ahead is not None and best.fits else best.measurement.setting
 
     def _use(self, setting: Setting, phase: Phase, why: str) -> bool:
         """Train with a setting from the next step on; whether the device took it."""

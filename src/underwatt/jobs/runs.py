@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from underwatt.budget import Budget, parse_budget, read_schedule
+from underwatt.budget import whole_budget
 from underwatt.control.pilot import Pilot
 from underwatt.control.state import Phase
 from underwatt.device.base import SimulatesLoad
@@ -23,7 +23,7 @@ from underwatt.store.store import Saver
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from underwatt.budget import Schedule
+    from underwatt.budget import Budget, Schedule
     from underwatt.control.live_budget import LiveBudget
     from underwatt.convergence.curve import SamplesToTarget
     from underwatt.device.base import Device
@@ -46,12 +46,14 @@ class RunOptions:
     """How a job is run under a budget; all but the budget may be left out.
 
     The budget is ``budget``, watts or text such as ``"10W"``, ``"10W peak"`` or ``"08:00-18:00=15W,else=7W"``, or
-    ``schedule``, a CSV file of watts over time; and ``energy``, such as ``"50Wh"``, at which the training stops.
+    ``schedule``, a CSV file of watts over time; ``energy``, such as ``"50Wh"``, at which the training stops; and
+    ``deadline``, such as ``"2h"``: the thriftiest way that makes it is taken, and the fastest where none does.
     """
 
     budget: str | float | Budget | Schedule = ""
     schedule: Path | str | None = None
     energy: str = ""
+    deadline: str = ""
     device: str | Device = ""  # an address; the likeliest device here where it is empty
     set_modes: bool = True  # else batch size and pauses alone hold the budget
     batch_sizes: str | Sequence[int] = ()  # the job's own where it is empty
@@ -67,19 +69,7 @@ class RunOptions:
 
     def whole_budget(self) -> Budget:
         """What is allowed, as one record."""
-        joules = parse_budget(self.energy).energy_j if self.energy else None
-        if self.energy and joules is None:
-            raise InputError(f"--energy {self.energy} has the wrong unit.", hint="Such as --energy 50Wh.")
-        if self.budget and self.schedule:
-            raise InputError("--budget and --schedule both say the watts.", hint="Give one of the two.")
-        if self.schedule is not None:
-            return Budget(schedule=read_schedule(Path(self.schedule)), energy_j=joules)
-        if not (self.budget or self.energy):
-            raise InputError("No budget was given.", hint="Such as --budget 10W.")
-        if isinstance(self.budget, str):
-            return parse_budget(*(part for part in (self.budget, self.energy) if part))
-        budget = Budget.of(self.budget)
-        return budget if joules is None else replace(budget, energy_j=joules)
+        return whole_budget(self.budget, schedule=self.schedule, energy=self.energy, deadline=self.deadline)
 
     def folder_for(self, name: str) -> Path:
         """Where a run of the job of this name keeps its log; runs are never mixed."""
@@ -110,7 +100,8 @@ def _plain(name: str) -> str:
 class RunResult:
     """How a run ended, and what it took.
 
-    ``outcome`` is ``reached``, ``limit``, ``energy spent``, or ``finished`` for a command that came to its own end.
+    ``outcome`` is ``reached``, ``limit``, ``energy spent``, ``diverged`` where the loss or the weights were no finite
+    numbers any more, or ``finished`` for a command that came to its own end.
     """
 
     outcome: str

@@ -48,6 +48,7 @@ OUTCOMES = {
     "interrupted": "was interrupted",
     "failed": "failed",
     "energy spent": "ended because its energy was spent",
+    "diverged": "diverged (its loss or weights were not finite)",
 }
 
 
