@@ -5,8 +5,8 @@
 Each board of the matrix (``tests/helpers/board_matrix.py``) is mounted through FUSE with the manners of its release's
 kernel: limits that arrive 5 to 60 ms after the write, counted enables, rights and nodes that come later, busy answers.
 Random modes are applied and put back; a row counts the tries, those after which the kernel itself held what was asked
-for, and those after which everything was as found, byte for byte. The last row kills sessions at random moments and
-counts those after which the next session put all of it back. To examine an older driver with the same fixture, put
+for, and those after which everything was as found, byte for byte. The last row kills sessions at random moments: those
+that had changed something by then, and those after which the next session put all of it back. To examine an older driver with the same fixture, put
 its ``src`` into PYTHONPATH.
 """
 
@@ -90,10 +90,10 @@ def tried(cell: Cell, mount: Mount, tries: int) -> tuple[int, int]:
     return applied, restored
 
 
-def killed(mount: Mount, kills: int, seed: int) -> int:
-    """How often the next session put back what a killed one had left."""
+def killed(mount: Mount, kills: int, seed: int) -> tuple[int, int]:
+    """How often a killed session left something changed, and how often the next one had all of it put back."""
     chance = Random(seed)
-    restored = 0
+    changed = restored = 0
     mount.tell("boot")
     mount.tell("use_gpu")
     found = mount.settled()
@@ -102,10 +102,11 @@ def killed(mount: Mount, kills: int, seed: int) -> int:
             process = sessions.start(f"{seed + at} {mount.root}")
             time.sleep(chance.random() * KILL_WITHIN_S)
             sessions.kill(process)
+            changed += mount.settled(0.0) != found
             with suppress(UnderwattError), Session(JetsonDevice(mount.root)):
                 pass
             restored += is_as(mount, found)
-    return restored
+    return changed, restored
 
 
 def one_cell(cell: Cell, tries: int, kills: int) -> dict[str, int]:
@@ -115,8 +116,8 @@ def one_cell(cell: Cell, tries: int, kills: int) -> dict[str, int]:
         seed = sorted(SETTABLE).index((cell.board, cell.release))
         with mounted(cell, Path(folder) / "board", seed=seed) as mount:
             applied, restored = tried(cell, mount, tries)
-            after_kill = killed(mount, kills, 100 * seed) if kills else 0
-    return {"applied": applied, "restored": restored, "after_kill": after_kill}
+            left, put_back = killed(mount, kills, 100 * seed) if kills else (0, 0)
+    return {"applied": applied, "restored": restored, "left": left, "put_back": put_back}
 
 
 def in_a_process(cell: Cell, tries: int, kills: int) -> dict[str, int]:
@@ -129,14 +130,14 @@ def in_a_process(cell: Cell, tries: int, kills: int) -> dict[str, int]:
 def all_cells(cells: list[Cell], tries: int, kills: int) -> list[dict[str, object]]:
     shares = [kills // len(cells) + (at < kills % len(cells)) for at in range(len(cells))]
     rows: list[dict[str, object]] = []
-    after_kill = 0
+    left = put_back = 0
     with ThreadPoolExecutor(AT_ONCE) as pool:
         for cell, counts in zip(cells, pool.map(in_a_process, cells, [tries] * len(cells), shares), strict=True):
-            after_kill += counts.pop("after_kill")
+            left, put_back = left + counts.pop("left"), put_back + counts.pop("put_back")
             rows.append({"board": cell.board, "release": cell.release, "tried": tries, **counts})
             told(rows[-1], COLUMNS)
-    killed_row = {"board": "kill -9", "release": "each in turn", "tried": kills, "applied": None}
-    return [*rows, {**killed_row, "restored": after_kill}]
+    kill_row = {"board": "kill -9", "release": "each in turn", "tried": kills, "applied": left, "restored": put_back}
+    return [*rows, kill_row]
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -333,9 +333,7 @@ _LINES = (
     ("agx-orin", _ORIN_6, "orin", ("6", "6.2", "7")),
 )
 CELLS: dict[tuple[str, str], Cell] = {
-    (board, release): _cell(
-        board, release, part, gpu if gpu != "orin" else ("orin-5" if release == "5" else "orin-6")
-    )
+    (board, release): _cell(board, release, part, gpu if gpu != "orin" else ("orin-5" if release == "5" else "orin-6"))
     for board, part, gpu, releases in _LINES
     for release in releases
 }

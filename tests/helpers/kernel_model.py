@@ -60,7 +60,9 @@ class Limits:
 class Kernel:
     """All files by their path from the root; ``now_s`` is the time of this machine unless a test has its own."""
 
-    def __init__(self, tree: Path, manners: Manners, *, seed: int = 0, faults: float = 0.02, now_s: Callable[[], float]):
+    def __init__(
+        self, tree: Path, manners: Manners, *, seed: int = 0, faults: float = 0.02, now_s: Callable[[], float]
+    ):
         self.manners, self.faults, self.now_s = manners, faults, now_s
         self.random = Random(seed)
         self.files: dict[str, bytes] = {}
@@ -78,7 +80,9 @@ class Kernel:
         """Stand as after a start into the active mode, whatever was done before."""
         self.files = dict(self._found)
         self.clusters = [self._limits(path) for path in sorted(self.files) if path.endswith("/related_cpus")]
-        gpus = [p for p in self.files if p.endswith("/available_frequencies") and ".vic" not in p and "scaling" not in p]
+        gpus = [
+            p for p in self.files if p.endswith("/available_frequencies") and ".vic" not in p and "scaling" not in p
+        ]
         self.gpu = self._limits(gpus[0]) if gpus else None
         self.gpu_awake = not self.manners.gpu_sleeps
         self.online = {int(m[1]): True for p in self.files if (m := re.fullmatch(rf"{CPU}/cpu(\d+)/online", p))}
