@@ -5,9 +5,9 @@
 Each board of the matrix (``tests/helpers/board_matrix.py``) is mounted through FUSE with the manners of its release's
 kernel: limits that arrive 5 to 60 ms after the write, counted enables, rights and nodes that come later, busy answers.
 Random modes are applied and put back; a row counts the tries, those after which the kernel itself held what was asked
-for, and those after which everything was as found, byte for byte. The last row kills sessions at random moments: those
-that had changed something by then, and those after which the next session put all of it back. To examine an older driver with the same fixture, put
-its ``src`` into PYTHONPATH.
+for, and those after which everything was as found, byte for byte. In the last row sessions are killed at random
+moments: "applied" are those that had changed something by then, "restored" those after which the next session had put
+all of it back. To examine an older driver with the same fixture, put its ``src`` into PYTHONPATH.
 """
 
 from __future__ import annotations
@@ -24,15 +24,14 @@ from contextlib import suppress
 from pathlib import Path
 from random import Random
 
-HERE = Path(__file__).resolve().parent
-HELPERS = HERE.parent / "tests" / "helpers"
-sys.path[:0] = [str(HERE), str(HELPERS)]
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests" / "helpers"))
 
-from _table import Column, add_output, as_table, told, write
 from board_matrix import SETTABLE, Cell
 from kernel_mount import Mount, mounted, why_not
 from killable import Killable
 
+from _table import Column, add_output, as_table, told, write
 from underwatt.device.journal import STATE_VARIABLE
 from underwatt.device.session import Session
 from underwatt.drivers.jetson.device import JetsonDevice
@@ -40,8 +39,9 @@ from underwatt.errors import UnderwattError
 from underwatt.records import PowerMode
 
 COLUMNS = (Column("board"), Column("release"), Column("tried"), Column("applied"), Column("restored"))
+CHILD = Path(__file__).resolve().parent.parent / "tests" / "helpers" / "session_child.py"
 SETTLE_S = 0.08  # everything that was asked for has arrived by then
-KILL_WITHIN_S = 0.4
+KILL_WITHIN_S = 1.2
 AT_ONCE = 4  # boards; most of their time is spent waiting for the kernel
 
 
@@ -97,7 +97,7 @@ def killed(mount: Mount, kills: int, seed: int) -> tuple[int, int]:
     mount.tell("boot")
     mount.tell("use_gpu")
     found = mount.settled()
-    with Killable(HELPERS / "session_child.py") as sessions:
+    with Killable(CHILD) as sessions:
         for at in range(kills):
             process = sessions.start(f"{seed + at} {mount.root}")
             time.sleep(chance.random() * KILL_WITHIN_S)

@@ -71,7 +71,7 @@ class Cell:
 
     @property
     def knobs(self) -> dict[str, tuple[float, ...]]:
-        """What can be asked of each knob in the active mode, in MHz; of the memory clock, values that all boards have."""
+        """What can be asked of each knob in the active mode, in MHz; of memory clocks, those that all boards have."""
         mode = self.modes[self.active]
         values: dict[str, tuple[float, ...]] = {"cpu_cores": tuple(range(1, mode.cores + 1))}
         for name, table, cap, unit in (

@@ -63,14 +63,14 @@ class Kernel:
     def __init__(
         self, tree: Path, manners: Manners, *, seed: int = 0, faults: float = 0.02, now_s: Callable[[], float]
     ):
-        self.manners, self.faults, self.now_s = manners, faults, now_s
+        self.manners, self._faults, self.now_s = manners, faults, now_s
         self.random = Random(seed)
         self.files: dict[str, bytes] = {}
         self.links: dict[str, str] = {}
         self.folders: dict[str, set[str]] = {"": set()}
         for path in sorted(tree.rglob("*")):
             self._add(path.relative_to(tree).as_posix(), path)
-        for name in ("state", "calm", "heat", "load", "use_gpu", "nvpmodel", "jetson_clocks", "boot"):
+        for name in ("state", "faults", "lag", "heat", "load", "use_gpu", "nvpmodel", "jetson_clocks", "boot"):
             self._enter(f"{CONTROL}/{name}")
             self.files[f"{CONTROL}/{name}"] = b"\n"
         self._found = dict(self.files)
@@ -79,6 +79,7 @@ class Kernel:
     def boot(self) -> None:
         """Stand as after a start into the active mode, whatever was done before."""
         self.files = dict(self._found)
+        self.lag_s, self.faults = self.manners.lag_s, self._faults
         self.clusters = [self._limits(path) for path in sorted(self.files) if path.endswith("/related_cpus")]
         gpus = [
             p for p in self.files if p.endswith("/available_frequencies") and ".vic" not in p and "scaling" not in p
@@ -100,7 +101,7 @@ class Kernel:
     def _add(self, name: str, path: Path) -> None:
         if path.is_symlink():
             self._enter(name)
-            self.links[name] = os.readlink(path)
+            self.links[name] = str(path.readlink())
         elif path.is_dir():
             self.folders.setdefault(name, set())
             self._enter(name)
@@ -286,14 +287,14 @@ class Kernel:
         if now_s < limits.rights_s:
             raise refuse(errno.EPERM)
         if limits.cores and not self._awake(limits):
-            raise refuse(errno.EBUSY if self.manners.lag_s else errno.EINVAL)
+            raise refuse(errno.EBUSY if self.lag_s else errno.EINVAL)
         if self.manners.crossing_refused and (
             value > limits.shown["max"] if end == "min" else value < limits.shown["min"]
         ):
             raise refuse(errno.EINVAL)
         limits.asked[end] = value
-        if limits.cores and self.manners.lag_s:
-            limits.due_s = max(limits.due_s or 0.0, now_s + self.random.uniform(*self.manners.lag_s))
+        if limits.cores and self.lag_s:
+            limits.due_s = max(limits.due_s or 0.0, now_s + self.random.uniform(*self.lag_s))
         else:
             limits.shown = limits.effective(self.manners.nearest)
 
@@ -326,7 +327,8 @@ class Kernel:
 
     def _control(self, name: str, text: str) -> None:
         actions: dict[str, Callable[[str], object]] = {
-            "calm": lambda _: setattr(self, "faults", 0.0),
+            "faults": lambda share: setattr(self, "faults", float(share)),
+            "lag": lambda seconds: setattr(self, "lag_s", (float(seconds), float(seconds))),
             "heat": self._heat,
             "load": lambda share: setattr(self, "load", (self._oc3_now(), float(share))[1]),
             "use_gpu": lambda _: setattr(self, "gpu_awake", True),

@@ -9,7 +9,6 @@ says why, and tests that need it skip with that.
 from __future__ import annotations
 
 import argparse
-import errno
 import os
 import signal
 import stat
@@ -29,6 +28,8 @@ START_S = 20.0
 
 def why_not() -> str:
     """Why nothing can be mounted here, or nothing."""
+    if os.geteuid() != 0:
+        return "only root mounts a board for all users to see"
     try:
         os.close(os.open("/dev/fuse", os.O_RDWR))
     except OSError as exc:
@@ -49,7 +50,7 @@ class Mount:
         self.root = root
 
     def tell(self, name: str, text: str = "1") -> None:
-        """Make the world do something: ``heat``, ``load``, ``use_gpu``, ``nvpmodel``, ``jetson_clocks``, ``calm``."""
+        """Make the world do something: ``heat``, ``load``, ``use_gpu``, ``nvpmodel``, ``jetson_clocks``, ``boot``."""
         (self.root / CONTROL / name).write_text(text)
 
     def state(self) -> str:
@@ -104,60 +105,56 @@ def _served(folder: Path, arguments: list[str]) -> Iterator[Mount]:
         server.wait()
 
 
+class Files:
+    """The operations that FUSE asks for."""
+
+    use_ns = True
+
+    def __init__(self, kernel: Kernel) -> None:
+        self._kernel = kernel
+        self._texts: dict[int, bytes] = {}  # of files that are open, as they were at the first read
+        self._next = 0
+
+    def getattr(self, path: str, fh: int | None = None) -> dict[str, int]:
+        mode = self._kernel.mode_of(path[1:])
+        return {"st_mode": mode, "st_nlink": 1, "st_size": 0 if stat.S_ISDIR(mode) else 4096}
+
+    def readdir(self, path: str, fh: int) -> list[str]:
+        return [".", "..", *self._kernel.names_in(path[1:])]
+
+    def readlink(self, path: str) -> str:
+        return self._kernel.links[path[1:]]
+
+    def open(self, path: str, flags: int) -> int:
+        self._next += 1
+        return self._next
+
+    def read(self, path: str, size: int, offset: int, fh: int) -> bytes:
+        if offset == 0:
+            self._texts[fh] = self._kernel.read(path[1:])
+        return self._texts.get(fh, b"")[offset : offset + size]
+
+    def write(self, path: str, data: bytes, offset: int, fh: int) -> int:
+        self._kernel.write(path[1:], bytes(data))
+        return len(data)
+
+    def truncate(self, path: str, length: int, fh: int | None = None) -> None:
+        """Files of a kernel have no length to change."""
+
+    def release(self, path: str, fh: int) -> int:
+        self._texts.pop(fh, None)
+        return 0
+
+
 def serve(kernel: Kernel, folder: Path) -> None:
     """Mount it and answer until this process is told to end."""
     import mfusepy
 
-    class Files(mfusepy.Operations):  # type: ignore[misc]
-        use_ns = True
-
-        def __init__(self) -> None:
-            self._texts: dict[int, bytes] = {}
-            self._next = 0
-
-        def getattr(self, path: str, fh: int | None = None) -> dict[str, int]:
-            try:
-                mode = kernel.mode_of(path[1:])
-            except OSError as exc:
-                raise mfusepy.FuseOSError(exc.errno) from None
-            return {"st_mode": mode, "st_nlink": 1, "st_size": 0 if stat.S_ISDIR(mode) else 4096}
-
-        def readdir(self, path: str, fh: int) -> list[str]:
-            return [".", "..", *kernel.names_in(path[1:])]
-
-        def readlink(self, path: str) -> str:
-            return kernel.links[path[1:]]
-
-        def open(self, path: str, flags: int) -> int:
-            self._next += 1
-            return self._next
-
-        def read(self, path: str, size: int, offset: int, fh: int) -> bytes:
-            if offset == 0:
-                try:
-                    self._texts[fh] = kernel.read(path[1:])
-                except OSError as exc:
-                    raise mfusepy.FuseOSError(exc.errno) from None
-            return self._texts.get(fh, b"")[offset : offset + size]
-
-        def write(self, path: str, data: bytes, offset: int, fh: int) -> int:
-            try:
-                kernel.write(path[1:], bytes(data))
-            except OSError as exc:
-                raise mfusepy.FuseOSError(exc.errno) from None
-            except ValueError:
-                raise mfusepy.FuseOSError(errno.EINVAL) from None
-            return len(data)
-
-        def truncate(self, path: str, length: int, fh: int | None = None) -> None:
-            """Files of a kernel have no length to change."""
-
-        def release(self, path: str, fh: int) -> int:
-            self._texts.pop(fh, None)
-            return 0
+    class Board(Files, mfusepy.Operations):  # type: ignore[misc]
+        """What is not defined above is refused, as the library does."""
 
     mfusepy.FUSE(
-        Files(),
+        Board(kernel),
         str(folder),
         foreground=True,
         nothreads=True,

@@ -84,7 +84,9 @@ def test_what_the_kernel_does_not_tell_is_none(tmp_path: Path) -> None:
     assert find_cpu(Sysfs(tmp_path / "nowhere")) is None
 
 
-@pytest.mark.parametrize(("value", "cap", "expected"), [(25, None, 20), (5, None, 10), (30, None, 30), (30, 24, 20), (30, 29, 30)])
+@pytest.mark.parametrize(
+    ("value", "cap", "expected"), [(25, None, 20), (5, None, 10), (30, None, 30), (30, 24, 20), (30, 29, 30)]
+)
 def test_nearest_not_above(value: int, cap: int | None, expected: int) -> None:
     assert nearest_not_above((30, 10, 20), value, cap) == expected
 

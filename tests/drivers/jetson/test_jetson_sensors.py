@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import shutil
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import jetson_trees as trees
 import pytest
@@ -202,3 +202,61 @@ def test_over_current_events_count_from_the_last_look(root: Path) -> None:
     assert thermal.throttle_reasons() == ()
     trees.put(root, counter, "?")
     assert thermal.throttle_reasons() == ()
+
+
+class Hand:
+    """A clock that is moved by hand."""
+
+    at_s = 0.0
+
+    def now_s(self) -> float:
+        return self.at_s
+
+
+def test_small_over_current_events_count_by_how_often_they_come(root: Path) -> None:
+    counter = "sys/class/hwmon/hwmon9/oc3_event_cnt"
+    trees.put(root, counter, 27_390)
+    clock: Any = Hand()
+    thermal = ThermalZones(Sysfs(root), clock)
+    assert thermal.throttle_reasons() == ()
+    count = 27_390
+    for _ in range(40):  # as on a board that is well under load: 7.6 a second
+        clock.at_s += 0.25
+        count += 2
+        trees.put(root, counter, count)
+        assert thermal.throttle_reasons() == ()
+    clock.at_s += 10.0
+    trees.put(root, counter, count + 500)
+    assert thermal.throttle_reasons() == ("over-current: OC3 (500 events)",)
+    assert thermal.throttle_reasons() == ()
+
+
+def test_rail_names_that_only_root_reads_come_from_the_device_tree(tmp_path: Path) -> None:
+    class Sealed(Sysfs):
+        def _pull(self, path: str) -> bytes:
+            if "/rail_name_" in path:
+                raise PermissionError(13, "no")
+            return super()._pull(path)
+
+    root = trees.plant(tmp_path, trees.NANO)
+    sysfs = Sealed(root)
+    with pytest.raises(SensorError, match=r"Only root may read which rail is which.*sudo"):
+        PowerMonitor(sysfs, detect_board(sysfs)).total_w()
+    for channel, (name, _, _) in enumerate(trees.NANO.sensors[0].rails):
+        of_node = "sys/bus/i2c/drivers/ina3221x/6-0040/of_node"
+        trees.put(root, f"{of_node}/channel@{channel}/ti,rail-name", f"{name}\0")
+    assert PowerMonitor(sysfs, detect_board(sysfs)).total_w() == pytest.approx(3.5)
+
+
+def test_a_sensor_that_is_busy_for_a_moment_is_asked_again(root: Path) -> None:
+    class Busy(Sysfs):
+        refusals = 2
+
+        def _pull(self, path: str) -> bytes:
+            if path.endswith("_input") and self.refusals:
+                self.refusals -= 1
+                raise BlockingIOError(11, "busy")
+            return super()._pull(path)
+
+    sysfs = Busy(root)
+    assert PowerMonitor(sysfs, detect_board(sysfs)).total_w() > 0

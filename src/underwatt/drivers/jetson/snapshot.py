@@ -179,7 +179,7 @@ class Pinned:
             yield
         finally:
             self._wanted.update(writes.wanted)
-            self._told.clear()
+            self._told = {path: found for path, found in self._told.items() if path not in writes.wanted}
             self._mode_id = mode_id
 
     def forget(self) -> None:

@@ -223,15 +223,14 @@ class Writes:
             max_first = True
         steps: Sequence[tuple[str, Wanted]] = ((max_path, high), (min_path, low))
         for path, wanted in steps if max_first else reversed(steps):
-            stands = self._sysfs.read(path, patience_s=PATIENCE_S) == wanted.text
-            if always or not stands:
+            self.wanted[path] = wanted
+            found = self._sysfs.read(path, patience_s=PATIENCE_S)
+            if always or found != wanted.text:
                 try:
                     self.put(path, wanted)
                 except DeviceError:
-                    if not stands:
+                    if not wanted.fits(found):
                         raise
-            else:
-                self.wanted[path] = wanted
 
     def settle(self) -> None:
         """Wait until everything reads as written; raises the first ``ApplyError`` where something does not."""
