@@ -14,11 +14,14 @@ from typing import Any
 import pytest
 from board_matrix import BPMP, CELLS, CPU, OVERRIDE, SETTABLE
 from kernel_boards import Boards, as_nobody
-from kernel_mount import Mount, why_not
+from kernel_mount import Mount, mounted_over, why_not
 
 from underwatt.device.base import foreign_changes
 from underwatt.device.session import Session
 from underwatt.drivers.jetson.device import JetsonDevice
+from underwatt.drivers.virtual.board_specs import BOARDS
+from underwatt.drivers.virtual.simulated_board import VirtualBoard
+from underwatt.drivers.virtual.sysfs import SysfsBoard
 from underwatt.errors import NotPermittedError
 from underwatt.records import PowerMode
 
@@ -343,3 +346,16 @@ def test_the_command_line_puts_back_what_a_killed_session_left(
     done = subprocess.run([sys.executable, "-m", "underwatt", "restore"], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert mount.settled(0.0) == found
+
+
+def test_any_tree_can_be_given_a_kernels_manners(tmp_path: Path) -> None:
+    SysfsBoard.create(VirtualBoard(BOARDS["orin-nano"]), tmp_path / "tree")
+    with mounted_over(tmp_path / "tree", "6", tmp_path / "board") as mount:
+        mount.tell("use_gpu")
+        found = mount.settled()
+        device = JetsonDevice(mount.root)
+        assert device.info.simulated
+        snapshot = device.snapshot()
+        device.apply(device.space.lowest)
+        device.restore(snapshot)
+        assert mount.settled(0.0) == found

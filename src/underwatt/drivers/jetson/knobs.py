@@ -81,10 +81,10 @@ class ClockRange:
 
     def put(self, writes: Writes, low: str, high: str, *, always: bool = False) -> None:
         """Set both limits; one that heat holds down for now has been taken all the same."""
-        ends = (Wanted(text, excuse=partial(self._held_below, int(text or 0))) for text in (low, high))
+        ends = (Wanted(text, excuse=self._held_below) for text in (low, high))
         writes.put_range(self.files, *ends, always=always)
 
-    def _held_below(self, wanted: int, found: int) -> bool:
+    def _held_below(self, found: int, wanted: int) -> bool:
         return found < wanted and found in self.heat_limits()
 
     def heat_limits(self) -> frozenset[int]:

@@ -208,7 +208,7 @@ class Pinned:
         return changes
 
 
-def _anything(_found: int) -> bool:
+def _anything(_found: int, _wanted: int) -> bool:
     """Whatever it reads: a rate that is about to be let go, a lock that others may hold."""
     return True
 

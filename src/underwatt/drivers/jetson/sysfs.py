@@ -178,7 +178,7 @@ class Wanted(NamedTuple):
     text: str  # as it is written, with the newline that ends it
     tolerance: int = 0
     shown_by: str = ""  # another file tells it, too: this one may not give back what was written
-    excuse: Callable[[int], bool] | None = None  # whether another value is as good, as where heat holds a clock down
+    excuse: Callable[[int, int], bool] | None = None  # (found, wanted): as good, as where heat holds a clock down
 
     def fits(self, found: str) -> bool:
         """Whether a file that reads so has taken it."""
@@ -188,7 +188,7 @@ class Wanted(NamedTuple):
             value, wanted = int(found), int(self.text)
         except ValueError:
             return False
-        return abs(value - wanted) <= self.tolerance or bool(self.excuse and self.excuse(value))
+        return abs(value - wanted) <= self.tolerance or bool(self.excuse and self.excuse(value, wanted))
 
 
 class Writes:
@@ -242,7 +242,8 @@ class Writes:
         end_s = time.monotonic() + PATIENCE_S
         while True:
             last = time.monotonic() >= end_s
-            wrong = {path: error for path in sorted(self._open) if (error := self._look(path))}
+            looks = {path: self._look(path) for path in sorted(self._open)}
+            wrong = {path: error for path, error in looks.items() if error}
             self._open &= wrong.keys()
             if last or not wrong:
                 self._open.clear()
