@@ -336,10 +336,13 @@ def _why_missing(sysfs: Sysfs, board: Board, name: str) -> tuple[str, str]:
         return board.read_only, "Set its mode with nvpmodel; Underwatt measures what it draws."
     if name == "gpu_mhz":
         gate = find_railgate(sysfs)
-        wake = f"echo 0 | sudo tee {sysfs.full(gate)}" if gate else "start any CUDA program"
-        return "No devfreq node of a GPU was found; it may be powered down.", f"Wake it: {wake}."
+        wake = f", or: echo 0 | sudo tee {sysfs.full(gate)}" if gate else "."
+        return (
+            "No clock of a GPU shows; it may be powered down.",
+            f"It shows once the GPU is used: start any CUDA program{wake}",
+        )
     if name == "mem_mhz" and release_major(sysfs) >= MEMORY_UNTRIED_FROM:
-        detail = "Nobody has tried to pin the memory clock on this release: it holds a floor, not a clock."
+        detail = "Nobody has tried to pin the memory clock of this release, whose own tool sets a floor instead."
         return detail, "The other knobs still work; tell us if you would try it."
     if name == "mem_mhz":
         clocks = sysfs.presence(f"{DEBUGFS}/clk")
