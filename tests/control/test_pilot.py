@@ -10,8 +10,8 @@ from real_time import RealTime
 from run_world import NET, Hurt, virtual, watts
 
 from underwatt.control.pilot import Pilot
-from underwatt.convergence.curve import SampleTable
 from underwatt.control.state import ControlOptions
+from underwatt.convergence.curve import SampleTable
 from underwatt.errors import ApplyError, InputError, OutOfMemoryError, SensorError
 from underwatt.events import Event, Measured, Noted, Progressed, Resumed, Scored, Started
 from underwatt.records import Measurement, PowerMode, Setting, Status, WorkloadInfo
