@@ -164,7 +164,8 @@ def _show_plan(plan: DevicePlan, risk: float) -> None:
     best, per_sample, others = plan.chosen, plan.per_sample, plan.others
     time, low, high = (_took(s, per_sample) for s in (best.time_s.expected, best.time_s.low, best.time_s.high))
     energy, least, most = (f"{j / 3600:.3g}" for j in (best.energy_j.expected, best.energy_j.low, best.energy_j.high))
-    common.say(f"[bold]{escape(plan.title)}[/], budget {plan.budget}")
+    about = f". [dim]{escape(plan.about_watts)}[/]" if plan.about_watts else ""
+    common.say(f"[bold]{escape(plan.title)}[/], budget {plan.budget}{about}")
     common.say(f"[green bold]{best.setting}[/]")
     common.say(
         f"  {time} ({low} to {high}){' ms a sample' if per_sample else ''}, "
