@@ -394,6 +394,7 @@ def test_measuring_as_you_go_says_why_and_ends_with_a_measured_choice(
     shown = capsys.readouterr()
     assert f"{found['measured_now']} known" in " ".join(shown.err.split())
     assert "oracle (simulated" in " ".join(shown.out.split())
+    assert "Watts are those of the module (POM_5V_IN)" in " ".join(shown.out.split())
     assert "judged by that truth" in " ".join(shown.out.split())
     assert run("plan", "--measure", "job.py:tiny", "-d", "virtual:nano", "--budget", "0.5W") == 1
     assert "smallest power measured so far" in " ".join(capsys.readouterr().err.split())

@@ -137,6 +137,7 @@ def test_a_job_is_trained_to_its_target_and_again_with_what_is_known(capsys: pyt
     assert "reached its target with a score of" in out
     assert "W on average" in out
     assert "The device is as it was." in out
+    assert "Watts are those of the module (POM_5V_IN)" in " ".join(out.split())
     assert len(list(Path("runs").iterdir())) == 2
     assert run("store", "show", "1", "--json") == 0
     stored = json.loads(capsys.readouterr().out)["measurements"]

@@ -31,7 +31,7 @@ from underwatt.planning.course import Course, plan_course
 from underwatt.planning.problem import Goal, Problem
 from underwatt.predict.base import Z90, SettingArray, load_predictor
 from underwatt.predict.design import fits_memory
-from underwatt.records import Setting, to_json
+from underwatt.records import DeviceInfo, Setting, from_json, to_json
 from underwatt.reports.words import duration
 from underwatt.rivals.compare import compare, truth_of
 from underwatt.rivals.predictors import PowerTrain
@@ -186,6 +186,11 @@ class DevicePlan(Plan):
     def title(self) -> str:
         """The job and the device, in words."""
         return f"{self.record['workload']['name']} on {self.record['device']['name']}"
+
+    @property
+    def about_watts(self) -> str:
+        """What its watts are the watts of, in a sentence; empty where nobody knows."""
+        return from_json(DeviceInfo, self.record["device"]).about_watts
 
     def save(self, path: Path | str) -> None:
         """Write it to a file, to take it elsewhere; ``Store.keep_plan(plan.record)`` keeps it in a store."""

@@ -168,7 +168,9 @@ def _show_plan(plan: DevicePlan, risk: float) -> None:
     time, low, high = (_took(s, per_sample) for s in (best.time_s.expected, best.time_s.low, best.time_s.high))
     energy, least, most = (f"{j / 3600:.3g}" for j in (best.energy_j.expected, best.energy_j.low, best.energy_j.high))
     scheduled = plan.course is not None
-    common.say(f"[bold]{escape(plan.title)}[/], budget {plan.record['schedule'] if scheduled else plan.budget}")
+    about = f". [dim]{escape(plan.about_watts)}[/]" if plan.about_watts else ""
+    said = plan.record["schedule"] if scheduled else plan.budget
+    common.say(f"[bold]{escape(plan.title)}[/], budget {said}{about}")
     if scheduled:
         common.say(f"At its highest level, {plan.budget}, if that lasted:")
     common.say(f"[green bold]{best.setting}[/]")

@@ -155,7 +155,8 @@ def run(
 
     log = ended.record()
     back = " The device is as it was." if log.end is not None and log.end.restored else ""
-    common.say(f"{escape(happened(log))}{back} [dim]Folder: {escape(str(ended.folder))}[/]")
+    about = f" {escape(about)}" if (about := log.start.device.about_watts) else ""
+    common.say(f"{escape(happened(log))}{back}[dim]{about} Folder: {escape(str(ended.folder))}[/]")
 
 
 @app.command("budget")

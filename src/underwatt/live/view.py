@@ -29,7 +29,8 @@ def words_of(event: events.Event) -> str | None:
     """A line of the page's log; ``None`` for what only charts and figures show."""
     match event:
         case events.Started():
-            return f"{event.job} on {event.device.name} began, with a budget of {event.budget}."
+            about = f" {about}" if (about := event.device.about_watts) else ""
+            return f"{event.job} on {event.device.name} began, with a budget of {event.budget}.{about}"
         case events.Resumed():
             return "The run goes on from its checkpoint."
         case events.BudgetChanged():

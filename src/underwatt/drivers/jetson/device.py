@@ -173,6 +173,7 @@ class JetsonDevice:
             address=f"jetson:{root}",
             simulated=simulated,
             software={"l4t": release} if release else {},
+            power_of=f"module ({' + '.join(self._board.total_rails)})" if self._board.total_rails else "",
         )
 
     def _mode_id(self) -> int | None:
