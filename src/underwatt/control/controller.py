@@ -399,7 +399,8 @@ class Controller(Actuator):
     def _has_leapt(self, now_s: float) -> bool:
         """Whether another process came or went while a setting was measured: then it is measured anew."""
         assert self._measuring is not None
-        trace = self._meter.trace(self.state.changed_s + self._options.lag_s)
+        since_s = max(self._measuring.begun_s, self.state.changed_s + self._options.lag_s)
+        trace = self._meter.trace(since_s)
         found = jump(trace.at_s, trace.power_w) if self.state.last_pause_s < self.state.changed_s else None
         if found is None:
             return False
