@@ -26,7 +26,8 @@ def test_a_mean_within_the_budget_is_held() -> None:
 def test_a_mean_above_it_is_not_held_and_says_since_when_and_by_how_much() -> None:
     verdict = judged([9.0] * 50 + [11.0] * 50, Bound(10.0)).verdict
     assert verdict.held is False
-    assert verdict.since_s is not None and 50 <= verdict.since_s <= 55
+    assert verdict.since_s is not None
+    assert 50 <= verdict.since_s <= 55
     assert math.isclose(verdict.worst_over, 0.1, rel_tol=1e-6)
     assert "NOT held" in str(verdict)
 
@@ -35,7 +36,8 @@ def test_one_second_in_a_hundred_is_forgiven_of_means_and_none_of_peaks() -> Non
     watts = [9.0] * 300 + [25.0] + [9.0] * 300
     assert judged(watts, Bound(10.0)).verdict.held is True
     peaks = judged(watts, Bound(10.0, is_peak=True)).verdict
-    assert peaks.held is False and peaks.peaks == 1
+    assert peaks.held is False
+    assert peaks.peaks == 1
 
 
 def test_a_short_run_proves_nothing_unless_it_is_over() -> None:
