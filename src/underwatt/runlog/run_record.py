@@ -133,9 +133,9 @@ class RunRecord:
     def verdict(self) -> Verdict:
         """How the budget was kept, each reading judged as the budget then in force says: peaks singly, means as means.
 
-        A mean that does not say over how long is taken over ``WINDOW_S``; see ``control.judge.Judge`` for the rest.
+        It is what the run said of itself; of a run that said nothing, the readings tell: see ``control.judge.Judge``.
         """
-        return self.tally.verdict
+        return self.said or self.tally.verdict
 
     def energy_j(self) -> float:
         """Joules used, by the readings."""
