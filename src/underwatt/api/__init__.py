@@ -329,7 +329,7 @@ def report_figures(
     from underwatt.reports.run_figures import budget_of, profile_of
     from underwatt.store.store import default_store_path
 
-    wanted = Budget.of(budget) if budget else None
+    wanted = Budget.of(budget).constant() if budget else None
     record = lookup.find_run(run)
     runs: tuple[ConvergenceRun, ...] = ()
     others: list[Profile] = []
