@@ -213,7 +213,7 @@ def test_batch_sizes_that_a_data_set_cannot_fill_are_left_out(tmp_path: Path, dr
                 tuner.step()
         assert sizes <= ({8, 16} if drop_last else {4, 8, 16})
         energy_j = tuner.energy_j
-        for batch in tuner.loader(Numbers(2000)):
+        for batch in tuner.loader(Numbers(12_000)):
             sizes.add(len(batch))
             tuner.step()
         assert sizes & {32, 64}, "a larger data set is offered them again"
