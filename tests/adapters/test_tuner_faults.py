@@ -205,7 +205,7 @@ def test_other_errors_of_a_loop_pass_as_they_are() -> None:
 
 @pytest.mark.parametrize("drop_last", [False, True])
 def test_batch_sizes_that_a_data_set_cannot_fill_are_left_out(tmp_path: Path, drop_last: bool) -> None:
-    with tuned(virtual(), folder=tmp_path, budget_w=12.0) as tuner:
+    with tuned(virtual(), folder=tmp_path, budget_w=12.0, options=ControlOptions()) as tuner:
         sizes: set[int] = set()
         while tuner.elapsed_s < 20:
             for batch in tuner.loader(Numbers(20), drop_last=drop_last):
