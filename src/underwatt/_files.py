@@ -1,10 +1,12 @@
-"""Files that are whole at every moment, whoever reads them and whenever the writer dies."""
+"""Files that are whole at every moment, whoever reads them and whenever the writer dies; and who may use them."""
 
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import threading
+import weakref
 from typing import TYPE_CHECKING, BinaryIO
 
 if TYPE_CHECKING:
@@ -53,3 +55,38 @@ def sync_folder(folder: Path) -> None:
         os.fsync(file)
     finally:
         os.close(file)
+
+
+class FileLock:
+    """The lock of an open file or folder: held until released, or until this process ends in whatever way."""
+
+    def __init__(self) -> None:
+        self._file: int | None = None
+
+    def take(self, file: int) -> bool:
+        """Take the lock of a file that was opened for it; whether nobody else has it. The file is ours to close."""
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(file)
+            return False
+        except BaseException:
+            os.close(file)
+            raise
+        self._file = file
+        # A forked child (a data loader's worker) must not keep the lock alive after its parent was killed.
+        lock = weakref.ref(self)
+        os.register_at_fork(after_in_child=lambda: _drop_in_child(lock))
+        return True
+
+    def release(self) -> None:
+        """Let the next one in."""
+        if self._file is not None:
+            os.close(self._file)
+            self._file = None
+
+
+def _drop_in_child(reference: weakref.ref[FileLock]) -> None:
+    lock = reference()
+    if lock is not None:
+        lock.release()

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import traceback
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,6 +22,7 @@ from underwatt.control.live_budget import LiveBudget
 from underwatt.control.pilot import Pilot
 from underwatt.convergence.curve import samples_to_target
 from underwatt.device.registry import open_device
+from underwatt.device.signals import uninterrupted
 from underwatt.errors import InputError, OutOfMemoryError
 from underwatt.events import Noted
 from underwatt.jobs.data import PassBatches, fillable, open_pass
@@ -113,18 +115,22 @@ class Tuner:
         self._batch_size = 0  # of the batch handed out last
         self._handed_out: PassBatches | None = None  # what that batch is one of, until it is trained on
         self._sizes = pilot.batch_sizes  # all that may be offered
+        self._process = os.getpid()
 
     def __enter__(self) -> Self:
         try:
+            if self._rate is not None:
+                self._stack.callback(self._rate.close)  # after the device was put back
             self._stack.enter_context(self._pilot)
         except BaseException:
             self._stack.close()
             raise
         return self
 
+    @uninterrupted
     def __exit__(self, *error: Any) -> bool | None:
-        if self._rate is not None:
-            self._rate.close()
+        if os.getpid() != self._process:  # a forked child owns neither the device nor the log
+            return None
         return self._stack.__exit__(*error)
 
     def loader(self, dataset: Any, *, shuffle: bool = False, drop_last: bool = False, **more: Any) -> Iterator[Any]:

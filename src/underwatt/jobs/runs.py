@@ -208,15 +208,15 @@ def run_job(run: Run, job: Job) -> RunResult:
         if progress is not None:
             pilot.continues(samples=training.samples, steps=training.steps, share=progress.share, energy_j=energy_j)
             pilot.score = progress.score
-        stack.enter_context(pilot)
-        if progress is not None:
-            pilot.note("info", _going_on(training.samples, run.live, elapsed_s, posted))
-        if left_out:
-            pilot.note("warning", left_out)
-        effort = Effort(run.options.evaluate_every, run.options.limit_samples or math.inf)
-        return train_under_budget(
-            pilot, training, effort, run.folder, progress=progress, watch=lambda: run.watch(pilot)
-        )
+        with pilot:
+            if progress is not None:
+                pilot.note("info", _going_on(training.samples, run.live, elapsed_s, posted))
+            if left_out:
+                pilot.note("warning", left_out)
+            effort = Effort(run.options.evaluate_every, run.options.limit_samples or math.inf)
+            return train_under_budget(
+                pilot, training, effort, run.folder, progress=progress, watch=lambda: run.watch(pilot)
+            )
 
 
 def _so_far(log: Path, progress: Progress) -> tuple[float, float, BudgetChanged | None]:
@@ -258,16 +258,17 @@ def run_command(run: Run, workload: Workload) -> RunResult:
     """Run a command to its own end, or until the joules are spent."""
     with contextlib.ExitStack() as stack:
         pilot = run.pilot(stack, workload.info, can_pause=False)
-        stack.enter_context(pilot)
-        command = _Command(run, pilot, workload)
-        if command.search():
-            batch_size = pilot.batch_size
-            pilot.offer((batch_size,))
-            pilot.note("info", f"The search is over; the command runs at batch size {batch_size}.")
-            command.run(batch_size, lambda: pilot.energy_left_j <= 0)
-        if pilot.energy_left_j <= 0:
-            pilot.outcome = "energy spent"
-        return RunResult(pilot.outcome, None, pilot.samples, pilot.steps, pilot.elapsed_s, pilot.energy_j, run.folder)
+        with pilot:
+            command = _Command(run, pilot, workload)
+            if command.search():
+                batch_size = pilot.batch_size
+                pilot.offer((batch_size,))
+                pilot.note("info", f"The search is over; the command runs at batch size {batch_size}.")
+                command.run(batch_size, lambda: pilot.energy_left_j <= 0)
+            if pilot.energy_left_j <= 0:
+                pilot.outcome = "energy spent"
+            took = pilot.elapsed_s, pilot.energy_j
+            return RunResult(pilot.outcome, None, pilot.samples, pilot.steps, *took, run.folder)
 
 
 class _Command:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from underwatt._files import write_atomically
 from underwatt.budget import parse_watts
-from underwatt.device.journal import journal_folders, state_dir
+from underwatt.device.journal import journal_folders, process_started, state_dir
 from underwatt.errors import InputError
 from underwatt.records import from_json, to_json
 from underwatt.runlog.log import has_ended
@@ -126,7 +126,7 @@ class RunningRun:
 def register_run(folder: Path | str, job: str, device: str) -> Iterator[str | None]:
     """List a run as under way; gives a warning where that cannot be done, which is no reason not to train."""
     pid = os.getpid()
-    entry = RunningRun(str(Path(folder).absolute()), pid, job, device, _process_started(pid))
+    entry = RunningRun(str(Path(folder).absolute()), pid, job, device, process_started(pid))
     place = state_dir() / "runs"
     path, warning = place / f"{pid}.json", None
     for number in count(2):  # a process may train on several devices
@@ -141,8 +141,9 @@ def register_run(folder: Path | str, job: str, device: str) -> Iterator[str | No
     try:
         yield warning
     finally:
-        with contextlib.suppress(OSError):
-            path.unlink(missing_ok=True)
+        if os.getpid() == pid:  # a forked child is not the run
+            with contextlib.suppress(OSError):
+                path.unlink(missing_ok=True)
 
 
 def running_runs() -> tuple[RunningRun, ...]:
@@ -180,7 +181,7 @@ def _alive(path: Path) -> RunningRun | None:
         run = from_json(RunningRun, json.loads(path.read_text(encoding="utf-8")))
     except (OSError, ValueError, InputError):
         return None
-    return run if is_alive(run.pid) and _process_started(run.pid) == run.process_started else None
+    return run if is_alive(run.pid) and process_started(run.pid) == run.process_started else None
 
 
 def is_alive(pid: int) -> bool:
@@ -192,12 +193,3 @@ def is_alive(pid: int) -> bool:
     except (OSError, OverflowError):
         return False
     return True
-
-
-def _process_started(pid: int) -> str | None:
-    """When a process started, in the kernel's ticks: after a reboot the same number is another process."""
-    try:
-        status = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return None
-    return status.rpartition(")")[2].split()[19]

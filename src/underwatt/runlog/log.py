@@ -43,6 +43,7 @@ class RunLog:
         self._lines: deque[bytes] = deque(maxlen=KEEP_LINES)
         self._latest: dict[str, bytes] = {}
         self._flushing = threading.Lock()
+        self._process = os.getpid()
         self._file: int | None = None
         try:
             self._open()
@@ -96,7 +97,9 @@ class RunLog:
         return "warning", f"{error} What belongs there is kept and tried again."
 
     def close(self) -> None:
-        """Write what is left and let go of the file."""
+        """Write what is left and let go of the file; a forked child has nothing to write."""
+        if os.getpid() != self._process:
+            return
         self.flush()
         with self._flushing:
             self._let_go()
