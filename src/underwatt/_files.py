@@ -20,12 +20,13 @@ def write_atomically(
     *,
     durable: bool = False,
     shared: bool = False,
+    previous: Path | None = None,
 ) -> None:
     """Write a draft beside a file, then put it in its place: readers see the old file or the new one, whole.
 
     ``content`` may be a function that writes to the open draft. Once a ``durable`` file was written it survives a
     power cut. A ``shared`` file may have several writers at once, each with a draft of its own; otherwise the draft
-    has one name, so that those of killed writers do not pile up.
+    has one name, so that those of killed writers do not pile up. The file that was there is kept as ``previous``.
     """
     draft = path.with_suffix(".tmp")
     if shared:
@@ -39,6 +40,8 @@ def write_atomically(
             if durable:
                 file.flush()
                 os.fsync(file.fileno())
+        if previous is not None and path.exists():
+            _keep_as(path, previous)
         draft.replace(path)
         if durable:
             sync_folder(path.parent)
@@ -46,6 +49,17 @@ def write_atomically(
         with contextlib.suppress(OSError):
             draft.unlink(missing_ok=True)
         raise
+
+
+def _keep_as(path: Path, previous: Path) -> None:
+    """Give a file a second name; where a file system knows no such thing, it is without the first for a moment."""
+    link = previous.with_suffix(".tmp")
+    try:
+        link.unlink(missing_ok=True)
+        os.link(path, link)
+        link.replace(previous)
+    except OSError:
+        path.replace(previous)
 
 
 def sync_folder(folder: Path) -> None:

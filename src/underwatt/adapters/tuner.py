@@ -30,7 +30,7 @@ from underwatt.jobs.faults import half_updated, ran_out_of_memory, watch_updates
 from underwatt.jobs.job import scaled_lr, usual_rule
 from underwatt.jobs.training import Completion, LatestLoss
 from underwatt.records import WorkloadInfo
-from underwatt.runlog.inbox import Inbox, register_run
+from underwatt.runlog.inbox import Inbox, claimed_folder, register_run
 from underwatt.runlog.log import RunLog
 from underwatt.store.store import Saver, Store
 
@@ -307,9 +307,9 @@ class RateFollower:
 
 def _open_log(stack: contextlib.ExitStack, folder: Path, name: str, device: Device) -> tuple[RunLog, Inbox]:
     path = folder / "log.jsonl"
+    stack.enter_context(claimed_folder(folder))
     if path.exists() and path.stat().st_size:
         raise InputError(f"There is a run in {folder} already.", hint="Name another folder.")
-    folder.mkdir(parents=True, exist_ok=True)
     log, inbox = stack.enter_context(RunLog(path)), Inbox(folder)  # what is posted from now on is heard
     if warning := stack.enter_context(register_run(folder, name, device.info.name)):
         _log.warning(warning)

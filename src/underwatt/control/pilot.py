@@ -380,6 +380,7 @@ class Pilot:
         )
 
     def _say_progress_if_late(self) -> None:
+        self._publisher.raise_failure()
         if self._publisher.is_progress_due(self._now_s(), LATE_S):
             self._say_progress()
 

@@ -103,9 +103,8 @@ class Training:
     def learn(self, batch: Any) -> torch.Tensor:
         """Change the model by the batch that was fetched last."""
         if (size := len(self._order.handed_out[0])) != self.batch_size:
+            self.scale_rate(self.batch_size, size)
             self.batch_size = size
-            for group in self.optimizer.param_groups:
-                group["lr"] = self.job.lr_at(size)
         self.model.train()
         self.optimizer.zero_grad(set_to_none=True)
         loss = loss_of(self.job, *forward(self.job, self.model, batch))
@@ -115,6 +114,13 @@ class Training:
         self.steps += 1
         self.samples += self.batch_size
         return loss.detach()
+
+    def scale_rate(self, from_size: int, to_size: int) -> None:
+        """Have the learning rate of each group of parameters, which may have its own, follow the batch size."""
+        before, after = self.job.lr_at(from_size), self.job.lr_at(to_size)
+        for group in self.optimizer.param_groups:
+            # Exactly the job's own where it is that, whatever batch sizes were on the way.
+            group["lr"] = after if group["lr"] == before else group["lr"] * (after / before)
 
     def redo(self, batch_size: int) -> None:
         """A step did not fit into memory: its samples, and all that were prepared, come again in smaller batches."""

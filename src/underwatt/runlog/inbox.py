@@ -11,7 +11,7 @@ from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from underwatt._files import write_atomically
+from underwatt._files import FileLock, write_atomically
 from underwatt.budget import parse_watts
 from underwatt.device.journal import journal_folders, process_started, state_dir
 from underwatt.errors import InputError
@@ -120,6 +120,29 @@ class RunningRun:
     job: str
     device: str
     process_started: str | None
+
+
+@contextlib.contextmanager
+def claimed_folder(folder: Path | str) -> Iterator[None]:
+    """Have a folder for one run at a time, made where it is absent; the next one is told who has it."""
+    lock, folder = FileLock(), Path(folder)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        is_free = lock.take(os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))
+    except OSError as exc:
+        raise InputError(
+            f"The folder {folder} cannot be made ({exc.strerror}).", hint="Name another one with --out."
+        ) from exc
+    if not is_free:
+        holders = [run for run in running_runs() if Path(run.folder) == folder.absolute()]
+        whose = f"process {holders[0].pid}, {holders[0].job}" if holders else "another process"
+        raise InputError(
+            f"A run is under way in {folder} ({whose}).", hint="Wait for it to end, stop it, or name another folder."
+        )
+    try:
+        yield
+    finally:
+        lock.release()
 
 
 @contextlib.contextmanager
