@@ -92,7 +92,7 @@ def tune(
             live,
             convergence=samples_to_target(convergence),
             cost=cost,
-            known=kept.measurements(kept.profile_id(opened.info, workload)) if kept else (),
+            known=kept.measurements(kept.profile_id(opened.info, workload), telling=True) if kept else (),
             references=references,
             saver=Saver(kept, opened.info, workload) if kept else None,
             log=log,

@@ -239,7 +239,7 @@ def plan(
         search = None
         if here and workload:
             search = _search(kept, here, workload, problem, others, fitter, listener)
-            measured = kept.profile(number)
+            measured = kept.profile(number, telling=True)
     here = here or lookup.profiled_device(measured)
     measurements = comparable(measured.measurements, problem)
     problem, prediction = predict_candidates(problem, measurements, others, fitter)

@@ -171,7 +171,7 @@ class Run:
             self.batch_sizes,
             self.live,
             convergence=self.convergence,
-            known=self.store.measurements(self.store.profile_id(self.device.info, workload)),
+            known=self.store.measurements(self.store.profile_id(self.device.info, workload), telling=True),
             references=self.references,
             set_modes=self.options.set_modes,
             saver=Saver(self.store, self.device.info, workload),
