@@ -202,7 +202,7 @@ def run_folder(named: Path | str | None) -> Path:
 def _alive(path: Path) -> RunningRun | None:
     try:
         run = from_json(RunningRun, json.loads(path.read_text(encoding="utf-8")))
-    except (OSError, ValueError, InputError):
+    except (OSError, ValueError, RecursionError, InputError):
         return None
     return run if is_alive(run.pid) and process_started(run.pid) == run.process_started else None
 
