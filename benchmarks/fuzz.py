@@ -4,8 +4,8 @@
 
 Valid files of every kind are made, and each input is one of them with some damage: bits flipped, parts cut out, doubled
 or moved, numbers, brackets and markup put in, values of a JSON object or cells of a table replaced by others. Whatever
-leaves the reader but an ``UnderwattError`` counts as a traceback, and more than ten seconds as a hang. Ends with 1 where
-there is any.
+leaves the reader but an ``UnderwattError`` counts as a traceback, and so does one that takes more than ten seconds.
+Ends with 1 where there is any.
 """
 
 from __future__ import annotations
@@ -21,11 +21,10 @@ import sys
 import tempfile
 import traceback
 from collections import Counter
-from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 sys.path.insert(0, str(Path(__file__).resolve().parent))
@@ -57,12 +56,16 @@ from underwatt.runlog.log import follow, has_ended, read_log
 from underwatt.store import exchange
 from underwatt.store.store import Store
 
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
 INPUTS = 200_000
 HANG_S = 10.0
 TOKENS = (
     "", "0", "-1", "-0.0", "1e999", "-1e999", "NaN", "Infinity", "nan", "inf", "null", "true", "[]", "{}", '""', '"',
     "'", ",", "\n", "\r", "\0", "\ufeff", "\ud7ff", "é", "²", "٣", "[red]", "[/]", "[/nope]", "%s", "{}", "1_0", "0x1",
-    "9" * 400, "1" + "0" * 30, "[" * 5000, '{"a":' * 2000, "a" * 5000, "W", "10W peak", "50Wh", "08:00-18:00=15W,else=7W",
+    "9" * 400, "1" + "0" * 30, "[" * 5000, '{"a":' * 2000, "a" * 5000, "W", "10W peak", "50Wh",
+    "08:00-18:00=15W,else=7W",
 )  # fmt: skip
 VALUES: tuple[Any, ...] = (
     None, True, False, 0, -1, 1, 0.5, 2**63, 10**400, float("nan"), float("inf"), "", "x", "nan", "[/]", "[red]x", "1",
@@ -276,7 +279,9 @@ def targets(folder: Path) -> list[Target]:
         Target("plan", [json.dumps(plan.record, indent=2).encode()], reader.imported),
         Target("import", imports, reader.imported),
         Target("schedule", [b"at,watts\n0,10\n1h,7\n08:00,5\n", b"at_s,power_w\n0,10\n60,7.5\n"], reader.schedule),
-        Target("budget", [b"10W", b"10W peak", b"10W mean over 60s", b"50Wh", b"08:00-18:00=15W,else=7W"], reader.budget),
+        Target(
+            "budget", [b"10W", b"10W peak", b"10W mean over 60s", b"50Wh", b"08:00-18:00=15W,else=7W"], reader.budget
+        ),
         Target("journal", [reader.journal_text()], reader.journal),
         Target("note of a session", [f"{os.getpid()} 1 underwatt run".encode()], reader.note),
         Target("list of runs", [reader.run_entry()], reader.runs),
@@ -408,7 +413,8 @@ def main(arguments: list[str] | None = None) -> int:
             kind.feed(damaged(chance.choice(kind.valid), chance))
     kept = ("read", "refused", "tracebacks")
     rows = [
-        {"kind": kind.name, "inputs": kind.counts.total(), **{name: kind.counts[name] for name in kept}} for kind in chosen
+        {"kind": kind.name, "inputs": kind.counts.total(), **{name: kind.counts[name] for name in kept}}
+        for kind in chosen
     ]
     print(as_table(rows, [Column("kind"), *(Column(name, form=",") for name in ("inputs", *kept))]))
     for kind in chosen:

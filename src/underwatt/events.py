@@ -258,7 +258,7 @@ def _readings(at_s: Any, power_w: Any) -> Readings:
         if None in power_w:
             power_w = [math.nan if reading is None else reading for reading in power_w]
         found = Readings(tuple(map(float, at_s)), tuple(map(float, power_w)))
-    except (TypeError, ValueError) as exc:
+    except (TypeError, ValueError, OverflowError) as exc:
         raise InputError("Readings are two lists of numbers, at_s and power_w.") from exc
     if len(found.at_s) != len(found.power_w) or not all(map(math.isfinite, found.at_s)):
         raise InputError("Every reading has its time, and there are as many of these.")

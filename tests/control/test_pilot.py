@@ -10,15 +10,15 @@ from real_time import RealTime
 from run_world import NET, Hurt, virtual, watts
 
 from underwatt.control.pilot import Pilot
-from underwatt.convergence.curve import SampleTable
 from underwatt.control.state import ControlOptions
-from underwatt.errors import ApplyError, InputError, OutOfMemoryError, SensorError
-from underwatt.events import Event, Measured, Noted, Progressed, Resumed, Scored, Started
-from underwatt.records import Measurement, PowerMode, Setting, Status, WorkloadInfo
+from underwatt.convergence.curve import SampleTable
 from underwatt.drivers.jetson.device import JetsonDevice
 from underwatt.drivers.virtual.board_specs import BOARDS
 from underwatt.drivers.virtual.simulated_board import VirtualBoard
 from underwatt.drivers.virtual.sysfs import SysfsBoard
+from underwatt.errors import ApplyError, InputError, OutOfMemoryError, SensorError
+from underwatt.events import Event, Measured, Noted, Progressed, Resumed, Scored, Started
+from underwatt.records import Measurement, PowerMode, Setting, Status, WorkloadInfo
 from underwatt.runlog.log import RunLog, read_log
 
 WORKLOAD = WorkloadInfo("job", "0123")

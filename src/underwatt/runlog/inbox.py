@@ -105,7 +105,7 @@ class Inbox:
             message = json.loads(Path(self._path).read_text(encoding="utf-8"))
             number, text = message["id"], message["budget"]
             parse_watts(text)
-        except (OSError, ValueError, TypeError, KeyError, AttributeError, InputError) as exc:
+        except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError, InputError) as exc:
             self.error = f"The message in {self._path} makes no sense ({exc})."
             return None, None
         return number, text
