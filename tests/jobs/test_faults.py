@@ -120,7 +120,8 @@ class Broken(torch.utils.data.Dataset):  # type: ignore[type-arg]
 
 
 def test_an_error_in_a_loaders_worker_shows_the_line_too() -> None:
-    loader = torch.utils.data.DataLoader(Broken(), num_workers=1)
+    batches = iter(torch.utils.data.DataLoader(Broken(), num_workers=1))
     with pytest.raises(StepError, match="ValueError: invalid literal") as caught:
-        call_job(16, lambda: next(iter(loader)))
+        call_job(16, lambda: next(batches))
+    batches._shutdown_workers()  # which the error keeps alive
     assert 'return int("no number")' in caught.value.message

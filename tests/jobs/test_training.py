@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+import multiprocessing
 from types import SimpleNamespace
 
 import pytest
@@ -288,3 +289,19 @@ def test_groups_of_parameters_keep_their_own_rates_through_changes_of_batch_size
         rates = [group["lr"] for group in training.optimizer.param_groups]
         assert rates == [pytest.approx(0.1 * size), pytest.approx(0.01 * size)]
     assert rates[0] == 0.8, "exactly"
+
+
+def test_closing_ends_the_loaders_workers_also_while_somebody_keeps_its_error():
+    class Fails(Listed):
+        def __getitem__(self, index):
+            raise ValueError("planted")
+
+    others = set(multiprocessing.active_children())
+    training = Training(make(data=Fails(40), test_data=Listed(5), num_workers=1), 8)
+    with pytest.raises(ValueError, match="planted") as caught:
+        training.step()
+    workers = set(multiprocessing.active_children()) - others
+    assert workers
+    training.close()
+    assert not workers & set(multiprocessing.active_children())
+    assert caught.value is not None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import math
 import time
@@ -167,8 +168,13 @@ class Training:
         return total / count
 
     def close(self) -> None:
-        """Let go of the loader, with its worker processes."""
-        self._batches = None
+        """Let go of the loader, with its worker processes.
+
+        An error that was raised in it keeps it alive, and so would its workers and threads stay.
+        """
+        batches, self._batches = self._batches, None
+        with contextlib.suppress(RuntimeError):  # a worker that died is said where a batch is missing
+            getattr(batches, "_shutdown_workers", lambda: None)()
 
     def _open_loader(self) -> None:
         self.close()
