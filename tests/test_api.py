@@ -197,8 +197,8 @@ def test_a_checkout_that_was_never_installed_has_no_version(monkeypatch: pytest.
 def test_a_budget_in_numbers_or_as_a_record_is_taken_whole(job: Job) -> None:
     underwatt.profile(job, device=NANO, settings=6)
     assert underwatt.plan(4).setting == underwatt.plan(np.float64(4.0)).setting == underwatt.plan("4W").setting
-    with pytest.raises(InputError, match="says its own energy"):
-        underwatt.plan(Budget(power_w=4.0), energy="50Wh")
+    with pytest.raises(InputError, match="gives the energy twice"):
+        underwatt.plan(Budget(power_w=4.0, energy_j=100.0), energy="50Wh")
     with pytest.raises(InputError, match="whole numbers"):
         underwatt.plan("4W", batch_sizes=[8.5])  # type: ignore[list-item]
 

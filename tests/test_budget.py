@@ -132,8 +132,6 @@ def test_a_budget_of_a_schedule_allows_at_most_the_highest_of_its_watts() -> Non
     assert replace(budget, deadline_s=None) == parse_budget(OFFICE)
     with pytest.raises(InputError, match="Both power and a schedule"):
         replace(budget, power_w=7.0)
-    with pytest.raises(InputError, match="is a schedule, and a plan is for one budget"):
-        budget.for_plan()
     peak = replace(budget, watts=Watts.PEAK, deadline_s=None)
     assert str(peak) == "08:00-18:00=15W,18:00-08:00=7W peak"
 
@@ -142,7 +140,6 @@ def test_a_schedule_that_never_changes_is_a_constant_budget() -> None:
     assert Budget(schedule=Schedule.constant(15.0)) == parse_budget("else=15W") == Budget(power_w=15.0)
     assert Budget(power_w=15.0).course == Schedule.constant(15.0)
     assert Budget(energy_j=1.0).course is None
-    assert Budget(power_w=15.0).for_plan() == Budget(power_w=15.0)
 
 
 def test_whatever_says_a_budget() -> None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import os
+import stat
 import threading
 import weakref
 from typing import TYPE_CHECKING, BinaryIO
@@ -60,6 +62,18 @@ def _keep_as(path: Path, previous: Path) -> None:
         link.replace(previous)
     except OSError:
         path.replace(previous)
+
+
+def open_plain(path: Path | str, *, follow_links: bool = True) -> BinaryIO:
+    """Open a file for reading, unless it is a pipe, a device or a folder: these may block for ever, or have no end."""
+    file = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | (0 if follow_links else os.O_NOFOLLOW))
+    try:
+        if not stat.S_ISREG(os.fstat(file).st_mode):
+            raise OSError(errno.EINVAL, "it is no plain file", os.fspath(path))
+        return os.fdopen(file, "rb")
+    except BaseException:
+        os.close(file)
+        raise
 
 
 def sync_folder(folder: Path) -> None:

@@ -78,15 +78,6 @@ class Budget:
         """The same budget with these watts all the time, or with the most that it ever allows."""
         return replace(self, power_w=self.power_w if power_w is None else power_w, schedule=None)
 
-    def for_plan(self) -> Budget:
-        """The budget itself; ``InputError`` where it is a schedule, since a plan is for one level."""
-        if self.schedule is not None:
-            raise InputError(
-                f"{self} is a schedule, and a plan is for one budget.",
-                hint="Plan for one of its budgets, such as --budget 15W; `underwatt run` follows schedules.",
-            )
-        return self
-
     @property
     def course(self) -> Schedule | None:
         """The watts over time, whether they change or not; ``None`` where none are bounded."""
@@ -154,6 +145,35 @@ def parse_budget(*texts: str) -> Budget:
     time of day they are ``08:00-18:00=15W,else=7W``. What ``str`` makes of a budget reads back as the same budget.
     """
     return Budget(**_fields(*texts))
+
+
+def whole_budget(
+    budget: str | float | Schedule | Budget = "",
+    *,
+    schedule: Path | str | None = None,
+    energy: str = "",
+    deadline: str = "",
+) -> Budget:
+    """One budget from what a command was given: ``budget`` as in ``Budget.of`` or a file of watts, joules and time."""
+    if budget and schedule is not None:
+        raise InputError("--budget and --schedule both say the watts.", hint="Give one of the two.")
+    more: dict[str, Any] = {}
+    for option, text, bound in (("--energy", energy, "energy_j"), ("--deadline", deadline, "deadline_s")):
+        said = _fields(text) if text else {}
+        if text and said.keys() != {bound}:
+            raise InputError(f"{option} {text} has the wrong unit.", hint="Such as --energy 50Wh --deadline 2h.")
+        more |= said
+    if schedule is not None:
+        return Budget(schedule=read_schedule(schedule), **more)
+    if isinstance(budget, str):
+        if not (budget or more):
+            raise InputError("No budget was given.", hint="Such as --budget 10W.")
+        return parse_budget(*(text for text in (budget, energy, deadline) if text))
+    found = Budget.of(budget)
+    for kind in _KINDS:
+        if kind.field in more and getattr(found, kind.field) is not None:
+            raise InputError(f"The budget gives the {kind.called} twice.", hint=f"It is {found} already.")
+    return replace(found, **more)
 
 
 def parse_watts(text: str) -> dict[str, Any]:
@@ -361,7 +381,7 @@ class Schedule:
             return f"{len(self.levels_w)} levels from {self.lowest_w:g} to {self.highest_w:g} W"
         ends_s = (*self.begins_s[1:], self.begins_s[0] or DAY_S)
         spans = zip(self.begins_s, ends_s, self.levels_w, strict=True)
-        return ",".join(f"{_clock(b)}-{_clock(e)}={_number(w)}W" for b, e, w in spans)
+        return ",".join(f"{clock(b)}-{clock(e)}={_number(w)}W" for b, e, w in spans)
 
 
 def _daily(text: str) -> Schedule:
@@ -392,7 +412,7 @@ def _daily(text: str) -> Schedule:
         if begin_s > at_s:
             if rest_w is None:
                 raise InputError(
-                    f"The schedule {text!r} does not say what holds from {_clock(at_s)} to {_clock(begin_s)}.",
+                    f"The schedule {text!r} does not say what holds from {clock(at_s)} to {clock(begin_s)}.",
                     hint="Add else=7W, or a range for the rest of the day.",
                 )
             steps.append((at_s, rest_w))
@@ -413,7 +433,7 @@ def read_schedule(path: Path | str) -> Schedule:
     steps: list[tuple[float, float]] = []
     for line, row in rows:
         where, said, watts = f"The schedule {path}, line {line}", row[column] or "", row["power_w"] or ""
-        begin_s, level_w = _time_of_day(said) if daily else _float(said), _float(watts)
+        begin_s, level_w = time_of_day_s(said) if daily else _float(said), _float(watts)
         if not 0 <= begin_s < (DAY_S if daily else math.inf):
             expected = "a time of day such as 08:00" if daily else "a number of seconds"
             raise InputError(f"{where}: {column} is {said!r}.", hint=f"Make line {line} begin with {expected}.")
@@ -436,7 +456,7 @@ def read_schedule(path: Path | str) -> Schedule:
 def _range(when: str, text: str) -> list[tuple[float, float]]:
     """The part of a day that ``22:00-06:00`` names: two parts where it crosses midnight."""
     first, dash, last = when.partition("-")
-    begin_s, end_s = _time_of_day(first.strip()), _time_of_day(last.strip())
+    begin_s, end_s = time_of_day_s(first.strip()), time_of_day_s(last.strip())
     if not dash or math.isnan(begin_s + end_s) or begin_s == DAY_S:
         raise InputError(f"{when!r} in the schedule {text!r} is no range of times.", hint=_EXAMPLE)
     if begin_s == end_s:
@@ -446,7 +466,7 @@ def _range(when: str, text: str) -> list[tuple[float, float]]:
     return [(begin_s, DAY_S), *([(0.0, end_s)] if end_s else [])]
 
 
-def _time_of_day(text: str) -> float:
+def time_of_day_s(text: str) -> float:
     """Seconds since midnight; NaN where it is no time."""
     match = _TIME_OF_DAY.fullmatch(text.strip())
     if match is None:
@@ -460,7 +480,7 @@ def _float(text: str) -> float:
     return float(text) if _NUMBER.fullmatch(text.strip()) else math.nan
 
 
-def _clock(at_s: float) -> str:
+def clock(at_s: float) -> str:
     """A time of day, as short as it can be read back."""
     seconds, micros = divmod(round(1e6 * at_s), 1_000_000)
     text = f"{seconds // 3600:02d}:{seconds // 60 % 60:02d}"

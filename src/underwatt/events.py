@@ -17,8 +17,10 @@ from underwatt.records import DeviceInfo, Measurement, Setting, WorkloadInfo, fr
 
 ALLOWED_SHARE = 0.01  # of the judged time may be over the budget
 # Less than this proves nothing: it is mostly the sensor finding out what the device draws.
-FEWEST_JUDGED_S = 5.0
+FEWEST_JUDGED_S, FEWEST_JUDGED = 5.0, 0.5
 _DECIMALS = 4  # a tenth of a millisecond, a tenth of a milliwatt
+_LARGEST = 1e12  # of a time, watts or joules
+_COLUMNS = ("mean_w", "low_w", "high_w", "readings")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,6 +125,7 @@ class Progressed(Event):
     time_left_s: float | None = None
     gap_share: float = math.nan  # of the time, spent in pauses
     share: float | None = None  # of the way to the target
+    verdict: Verdict | None = None  # so far; a run that is killed says no other
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -175,6 +178,11 @@ class Verdict:
         return Judgement.HELD if self.judged_s >= FEWEST_JUDGED_S else Judgement.TOO_SHORT
 
     @property
+    def is_enough(self) -> bool:
+        """Whether so much was judged that it says something of the whole."""
+        return self.judged_s >= max(FEWEST_JUDGED_S, FEWEST_JUDGED * self.bounded_s)
+
+    @property
     def held(self) -> bool | None:
         """Whether the budget was held; ``None`` where that cannot be said."""
         return {Judgement.HELD: True, Judgement.NOT_HELD: False}.get(self.judgement)
@@ -211,17 +219,47 @@ class Ended(Event):
 
 @dataclass(frozen=True, slots=True)
 class Readings:
-    """Power readings of about a second; NaN is one that failed. No event: a log has ten a second of them."""
+    """Power readings of about a second; NaN is one that failed. No event: there are ten a second of them."""
 
     kind: ClassVar[str] = "power"
     at_s: tuple[float, ...]
     power_w: tuple[float, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class Seconds:
+    """What lasts of the power readings of about a minute: figures of each second, and how the budget was kept.
+
+    ``at_s`` is where the first second begins; a second without readings has NaN watts. What follows ``readings`` is
+    exact, and adds up to that of every reading of the run: see ``control.judge``.
+    """
+
+    kind: ClassVar[str] = "seconds"
+    at_s: float
+    mean_w: tuple[float, ...]
+    low_w: tuple[float, ...]
+    high_w: tuple[float, ...]
+    readings: tuple[float, ...]
+    until_s: float  # when the last of the readings was made
+    span_s: float
+    bounded_s: float
+    judged_s: float
+    over_s: float
+    energy_j: float
+    energy_over_j: float
+    readings_over: int
+    peaks: int
+    first_over_s: float | None
+    worst_over: float
+
+
+Line = Event | Readings | Seconds  # what a line of the log may hold
+
+
 KINDS: dict[str, type[Event]] = {one.kind: one for one in Event.__subclasses__()}
 
 
-def to_line(event: Event | Readings) -> bytes:
+def to_line(event: Line) -> bytes:
     """A line of the log."""
     plain = {"kind": event.kind, "at_s": None, **{part.name: getattr(event, part.name) for part in fields(event)}}
     plain["at_s"] = _rounded(plain["at_s"])
@@ -231,7 +269,7 @@ def to_line(event: Event | Readings) -> bytes:
     return text.encode("utf-8", errors="replace") + b"\n"
 
 
-def from_line(line: bytes | str) -> Event | Readings | None:
+def from_line(line: bytes | str) -> Line | None:
     """What a line of the log holds; ``None`` for a kind that is not known.
 
     Raises ``ValueError`` for what is no line of a log, ``InputError`` for one of a known kind that makes no sense.
@@ -243,26 +281,43 @@ def from_line(line: bytes | str) -> Event | Readings | None:
         raise ValueError("It is no line of a run's log.") from exc
     if kind == Readings.kind:
         return _readings(at_s, plain.get("power_w"))
+    if kind == Seconds.kind:
+        return _seconds(plain)
     record = KINDS.get(kind) if isinstance(kind, str) else None
     if record is None:
         return None
     found = from_json(record, plain, kind)
-    if not math.isfinite(found.at_s):
+    if not abs(found.at_s) < _LARGEST:
         raise InputError(f"{kind} does not say when.")
     return found
 
 
 def _readings(at_s: Any, power_w: Any) -> Readings:
-    """By hand: a long log is mostly these."""
-    try:
-        if None in power_w:
-            power_w = [math.nan if reading is None else reading for reading in power_w]
-        found = Readings(tuple(map(float, at_s)), tuple(map(float, power_w)))
-    except (TypeError, ValueError, OverflowError) as exc:
-        raise InputError("Readings are two lists of numbers, at_s and power_w.") from exc
-    if len(found.at_s) != len(found.power_w) or not all(map(math.isfinite, found.at_s)):
+    """By hand: the recent part of a log is mostly these."""
+    found = Readings(_numbers(at_s), _numbers(power_w))
+    if len(found.at_s) != len(found.power_w) or not all(abs(at) < _LARGEST for at in found.at_s):
         raise InputError("Every reading has its time, and there are as many of these.")
     return found
+
+
+def _seconds(plain: dict[str, Any]) -> Seconds:
+    """By hand: the lasting part of a log is mostly these."""
+    values: dict[str, Any] = {part.name: plain.get(part.name) for part in fields(Seconds)}
+    columns = {name: _numbers(values[name]) for name in _COLUMNS}
+    sums = [value for name, value in values.items() if name not in (*_COLUMNS, "first_over_s")]
+    sums += [values["first_over_s"] or 0.0]  # none where nothing was over
+    if not all(type(value) in (int, float) and abs(value) < _LARGEST for value in sums):
+        raise InputError("Seconds have sums that are numbers.")
+    if len(set(map(len, columns.values()))) != 1:
+        raise InputError("Every second has a mean, a lowest and a highest reading, and their number.")
+    return Seconds(**values | columns)
+
+
+def _numbers(values: Any) -> tuple[float, ...]:
+    """A list of them; null is NaN, and so is what is too large to be seconds or watts."""
+    if not isinstance(values, list) or not all(value is None or type(value) in (int, float) for value in values):
+        raise InputError("Readings are lists of numbers.")
+    return tuple(float(value) if value is not None and abs(value) < _LARGEST else math.nan for value in values)
 
 
 def _rounded(value: Any) -> Any:

@@ -112,6 +112,7 @@ class DeviceInfo:
 
     ``address`` opens it again (``jetson:/``, ``nvml:GPU-…``, ``virtual:nano``). ``simulated`` is shown wherever
     its figures are. ``in_process`` devices live and die with this process: there is nothing to restore after it.
+    ``power_of`` says what its watts are the watts of, such as ``module (VDD_IN)``; empty where nobody knows.
     """
 
     backend: str
@@ -121,6 +122,12 @@ class DeviceInfo:
     simulated: bool = False
     in_process: bool = False
     software: Mapping[str, str] = field(default_factory=dict)
+    power_of: str = ""
+
+    @property
+    def about_watts(self) -> str:
+        """A sentence for where its watts are shown first."""
+        return f"Watts are those of the {self.power_of}, not of the wall." if self.power_of else ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -147,7 +147,11 @@ def test_the_learning_rate_follows_and_comes_back() -> None:
 def test_what_was_measured_is_known_the_next_time(tmp_path: Path) -> None:
     for count in range(2):
         with tuned(
-            virtual(), folder=tmp_path / str(count), store=tmp_path / "store.db", options=ControlOptions(most_a_level=6)
+            virtual(),
+            folder=tmp_path / str(count),
+            store=tmp_path / "store.db",
+            optimizer=torch.optim.SGD(torch.nn.Linear(4, 2).parameters(), lr=0.1),
+            options=ControlOptions(most_a_level=6),
         ) as tuner:
             train(tuner, 30)
     first, second = (
@@ -160,11 +164,28 @@ def test_what_was_measured_is_known_the_next_time(tmp_path: Path) -> None:
         assert store.summaries()[0].measured == len(first) + len(second)
 
 
+def test_another_model_does_not_inherit_the_figures_of_the_first(tmp_path: Path) -> None:
+    for width in (2, 3):
+        optimizer = torch.optim.SGD(torch.nn.Linear(4, width).parameters(), lr=0.1)
+        with tuned(virtual(), folder=tmp_path / str(width), store=tmp_path / "store.db", optimizer=optimizer) as tuner:
+            assert not tuner._pilot.controller.knowledge.measurements(), "nothing of this model was ever measured"
+            train(tuner, 20)
+    with Store(tmp_path / "store.db", create=False) as store:
+        assert len(store.summaries()) == 2
+
+
+def test_a_store_asks_for_a_name_where_there_is_no_optimizer(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="neither an optimizer nor a name") as caught:
+        tuned(virtual(), store=tmp_path / "store.db")
+    assert "name=" in str(caught.value.hint)
+    assert not (tmp_path / "store.db").exists()
+
+
 def test_stored_measurements_of_other_knobs_are_left_aside(tmp_path: Path) -> None:
     """A store filled by a user who may set clocks is of little use to one who may not, and no reason to fail."""
-    with tuned(virtual(), store=tmp_path / "store.db") as tuner:
+    with tuned(virtual(), store=tmp_path / "store.db", name="numbers") as tuner:
         train(tuner, 20)
-    with tuned(Hurt(virtual(), knobs=False), store=tmp_path / "store.db") as tuner:
+    with tuned(Hurt(virtual(), knobs=False), store=tmp_path / "store.db", name="numbers") as tuner:
         train(tuner, 5)
         assert tuner.samples > 0
 

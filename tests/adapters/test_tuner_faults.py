@@ -56,7 +56,7 @@ def test_a_loop_that_raises_leaves_nothing_behind(tmp_path: Path, error: BaseExc
 
 def test_a_budget_that_cannot_be_held_leaves_nothing_behind(tmp_path: Path) -> None:
     device = Hurt(virtual(), knobs=False)
-    tuner = tuned(device, folder=tmp_path, store=tmp_path / "store.db", budget_w=0.5)
+    tuner = tuned(device, folder=tmp_path, store=tmp_path / "store.db", name="numbers", budget_w=0.5)
     with pytest.raises(BudgetError, match="while it waits"), tuner:
         pass
     assert running_runs() == ()
@@ -239,7 +239,7 @@ def test_a_data_set_that_fills_no_batch_is_an_error(samples: int) -> None:
 
 def test_a_locked_store_does_not_hold_up_the_training(tmp_path: Path) -> None:
     store = tmp_path / "store.db"
-    with tuned(virtual(), folder=tmp_path, store=store) as tuner:
+    with tuned(virtual(), folder=tmp_path, store=store, name="numbers") as tuner:
         train(tuner, 1)
         other = sqlite3.connect(store)
         other.execute("BEGIN IMMEDIATE")
@@ -287,7 +287,7 @@ def test_a_log_that_could_not_be_written_for_a_while_tells_of_it(
 
 def test_a_full_store_ends_no_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     begun_s = time.monotonic()
-    with tuned(virtual(), folder=tmp_path, store=tmp_path / "store.db") as tuner:
+    with tuned(virtual(), folder=tmp_path, store=tmp_path / "store.db", name="numbers") as tuner:
         saver = tuner._pilot._publisher._keeper
         assert saver is not None
         kept = saver._store

@@ -40,6 +40,7 @@ def test_devices_table_shows_knobs_and_says_simulated(capsys: pytest.CaptureFixt
     assert "gpu_mhz" in out
     assert "921.6" in out
     assert "simulated" in out
+    assert "Watts are those of the module (POM_5V_IN), not of the wall." in " ".join(out.split())
 
 
 def test_a_sysfs_board_is_shown_set_and_restored(board: Path, capsys: pytest.CaptureFixture[str]) -> None:

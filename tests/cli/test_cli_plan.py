@@ -69,7 +69,8 @@ def test_convergence_moves_the_choice_of_batch_size(
 def test_the_documented_keys_are_those_that_are_printed(
     profiled: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert run("plan", "--budget", "4W", "--json", "--measure", "job.py:tiny", "-d", "virtual:nano") == 0
+    options = ("--budget", "08:00-18:00=4W,else=3W", "--start", "17:00", "--json")
+    assert run("plan", *options, "--measure", "job.py:tiny", "-d", "virtual:nano") == 0
     record = json.loads(capsys.readouterr().out)
     plan, [*others] = record["plan"], record["others"]
     documented = _documented_keys()
@@ -80,8 +81,95 @@ def test_the_documented_keys_are_those_that_are_printed(
         assert expectation is None or set(expectation) == documented[1]
     assert all(set(other) == documented[2] for other in others)
     assert set(plan["chosen"]["time_s"]) == {"expected", "low", "high"}
+    course_keys = {"starts_at", "levels", "stretches", "finish_s", "energy_j"}
+    assert course_keys == set(record["course"]) <= documented[3]
     assert run("plan", "--budget", "4W", "--json") == 0
-    assert set(json.loads(capsys.readouterr().out)) == top - {"measured_now", "stopped"}
+    assert set(json.loads(capsys.readouterr().out)) == top - {"measured_now", "stopped", "schedule", "course"}
+
+
+SCHEDULE = "08:00-18:00=4W,else=3W"
+
+
+def test_a_plan_over_a_schedule_says_what_is_done_at_each_level_and_when_the_target_is_reached(
+    profiled: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    converge_to(profiled, {4: 20_000_000, 8: 21_000_000, 16: 22_000_000, 32: 23_000_000}, tmp_path)
+    capsys.readouterr()
+    alone_s = {}
+    for level in ("3W", "4W"):
+        assert run("plan", "--budget", level, "--json") == 0
+        alone_s[level] = json.loads(capsys.readouterr().out)["plan"]["chosen"]
+    assert run("plan", "--budget", SCHEDULE, "--start", "17:59", "--json") == 0
+    made = json.loads(capsys.readouterr().out)
+    course, [low, high] = made["course"], made["course"]["levels"]
+    assert (low["power_w"], high["power_w"]) == (3.0, 4.0)
+    assert low["chosen"]["setting"] == alone_s["3W"]["setting"]
+    assert high["chosen"]["setting"] == alone_s["4W"]["setting"] == made["plan"]["chosen"]["setting"]
+    first, *more = course["stretches"]
+    assert (first["begin_s"], first["end_s"], first["power_w"]) == (0.0, 60.0, 4.0)
+    assert more[0]["setting"] == low["chosen"]["setting"]
+    done = 0.0
+    for stretch in course["stretches"]:
+        chosen = low if stretch["power_w"] == 3.0 else high
+        done += (stretch["end_s"] - stretch["begin_s"]) / chosen["chosen"]["time_s"]["expected"]
+    assert done == pytest.approx(1.0)
+    assert course["stretches"][-1]["end_s"] == course["finish_s"]
+    assert made["schedule"] == "08:00-18:00=4W,18:00-08:00=3W"
+    assert run("plan", "--budget", SCHEDULE, "--start", "17:59") == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "The target is expected after" in shown
+    assert "begun at 17:59" in shown
+
+
+def test_a_schedule_from_a_file_with_a_level_that_nothing_keeps_waits_there(
+    profiled: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    converge_to(profiled, {4: 50_000, 8: 51_000, 16: 52_000, 32: 53_000}, tmp_path)
+    (tmp_path / "sun.csv").write_text("at_s,power_w\n0,0.5\n100,4\n")
+    capsys.readouterr()
+    assert run("plan", "--schedule", "sun.csv", "--json", "--out", "plan.json", "--keep") == 0
+    course = json.loads(capsys.readouterr().out)["course"]
+    assert course["levels"][0]["chosen"] is None
+    assert course["stretches"][0] == {"begin_s": 0.0, "end_s": 100.0, "power_w": 0.5, "setting": None}
+    assert course["finish_s"] > 100
+    assert run("plan", "--schedule", "sun.csv") == 0
+    assert "training waits" in capsys.readouterr().out
+    assert run("store", "import", "plan.json") == 0
+    assert run("plan", "--schedule", "sun.csv", "--budget", "4W") == 2
+    assert run("plan", "--budget", "4W", "--start", "22:00") == 2
+    assert "would do nothing" in " ".join(capsys.readouterr().err.split())
+
+
+def test_bounds_on_the_whole_training_hold_over_a_schedule_too(
+    profiled: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    converge_to(profiled, {4: 200_000, 8: 210_000, 16: 220_000, 32: 230_000}, tmp_path)
+    plan = ("plan", "--budget", "08:00-18:00=9W,else=3W", "--start", "09:00", "--json")
+    capsys.readouterr()
+    assert run(*plan) == 0
+    soonest = json.loads(capsys.readouterr().out)["course"]
+    assert run(*plan, "--least-energy") == 0
+    thrifty = json.loads(capsys.readouterr().out)["course"]
+    assert thrifty["energy_j"] < soonest["energy_j"]
+    assert thrifty["finish_s"] > soonest["finish_s"]
+    bound_j = 1.08 * soonest["energy_j"]  # in which the soonest is not sure to stay
+    assert run(*plan, "--energy", f"{bound_j}J") == 0
+    bounded = json.loads(capsys.readouterr().out)["course"]
+    assert thrifty["energy_j"] < bounded["energy_j"] < soonest["energy_j"]
+    assert soonest["finish_s"] < bounded["finish_s"] < thrifty["finish_s"]
+    assert run(*plan, "--deadline", f"{soonest['finish_s'] / 2}s") == 1
+    assert "deadline" in capsys.readouterr().err
+    assert run(*plan, "--deadline", f"{2 * soonest['finish_s']}s") == 0
+
+
+def test_without_convergence_a_schedule_still_has_a_setting_for_each_level(
+    profiled: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run("plan", "--budget", SCHEDULE, "--json") == 0
+    course = json.loads(capsys.readouterr().out)["course"]
+    assert [level["chosen"]["power_w"]["expected"] <= level["power_w"] for level in course["levels"]] == [True, True]
+    assert (course["finish_s"], course["stretches"]) == (None, [])
+    assert run("plan", "--budget", SCHEDULE) == 0
 
 
 def _documented_keys() -> list[set[str]]:
@@ -165,7 +253,8 @@ def test_a_person_sees_the_choice_and_what_others_take(profiled: str, capsys: py
         (["--budget", "0.5W"], 1, "W (measured)"),
         (["--budget", "0.5W", "-b", "64"], 1, "W (predicted"),
         (["--budget", "3"], 2, "Did you mean 3W?"),
-        (["--budget", "08:00-18:00=15W,else=7W"], 2, "`underwatt run` follows schedules"),
+        (["--budget", "08:00-18:00=15W,else=7W", "--start", "25:00"], 2, "no time of day"),
+        (["--budget", "08:00-18:00=0.5W,else=0.4W"], 1, "smallest feasible power"),
         (["--budget", "-4W"], 2, "above zero"),
         (["--budget", "4 bananas"], 2, "unit"),
         ([], 2, "No budget"),
@@ -305,6 +394,7 @@ def test_measuring_as_you_go_says_why_and_ends_with_a_measured_choice(
     shown = capsys.readouterr()
     assert f"{found['measured_now']} known" in " ".join(shown.err.split())
     assert "oracle (simulated" in " ".join(shown.out.split())
+    assert "Watts are those of the module (POM_5V_IN)" in " ".join(shown.out.split())
     assert "judged by that truth" in " ".join(shown.out.split())
     assert run("plan", "--measure", "job.py:tiny", "-d", "virtual:nano", "--budget", "0.5W") == 1
     assert "smallest power measured so far" in " ".join(capsys.readouterr().err.split())

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import os
@@ -22,12 +23,13 @@ from underwatt.control.state import Phase
 from underwatt.drivers.virtual.board_specs import BOARDS
 from underwatt.drivers.virtual.simulated_board import VirtualBoard
 from underwatt.drivers.virtual.sysfs import SysfsBoard
+from underwatt.errors import InputError
 from underwatt.events import BudgetChanged, Measured, Noted, Progressed, Resumed, Scored, SettingChanged, Started
 from underwatt.jobs.identity import job_info
 from underwatt.jobs.job_address import load_job
 from underwatt.records import ConvergenceRun, Measurement, PowerMode, Setting
 from underwatt.reports.run_figures import happened
-from underwatt.runlog.log import RunLog, follow, read_log
+from underwatt.runlog.log import RunLog, read_log
 from underwatt.store.store import Store
 
 JOB = """
@@ -94,8 +96,9 @@ def wait_for(log: Path, found: Callable[[list[Any]], bool], within_s: float = 60
     """Wait until a log says something."""
     deadline_s = time.monotonic() + within_s
     while time.monotonic() < deadline_s:
-        if found(follow(log)[0]):
-            return
+        with contextlib.suppress(InputError):  # it is not there yet
+            if found(list(read_log(log).events)):
+                return
         time.sleep(0.05)
     pytest.fail("it never came to it")
 
@@ -134,6 +137,7 @@ def test_a_job_is_trained_to_its_target_and_again_with_what_is_known(capsys: pyt
     assert "reached its target with a score of" in out
     assert "W on average" in out
     assert "The device is as it was." in out
+    assert "Watts are those of the module (POM_5V_IN)" in " ".join(out.split())
     assert len(list(Path("runs").iterdir())) == 2
     assert run("store", "show", "1", "--json") == 0
     stored = json.loads(capsys.readouterr().out)["measurements"]
@@ -167,6 +171,20 @@ def test_what_a_job_prints_is_not_the_answer(capsys: pytest.CaptureFixture[str])
     assert json.loads(shown.out)["samples"] == 80
     assert "a job that talks" in shown.err
     assert "a step" in shown.err
+
+
+@pytest.mark.parametrize(("deadline", "said"), [("0.1s", "cannot be made"), ("1h", "can be made")])
+def test_a_deadline_is_said_to_be_made_or_not(capsys: pytest.CaptureFixture[str], deadline: str, said: str) -> None:
+    with Store("underwatt.db") as store:
+        runs = [ConvergenceRun(size, 1.01, 4e5, seed, 1e-3) for size in (8, 16) for seed in (0, 1)]
+        store.add_convergence(job_info(load_job("job.py:endless")), runs)
+    common = ["run", "job.py:endless", *NANO, "--budget", "3W", "--limit", "12000"]
+    assert run(*common, "--out", "first") == 0
+    assert run(*common, "--deadline", deadline, "--out", "second") == 0
+    notes = [note for note in read_log("second/log.jsonl").of(Noted) if "deadline" in note.text]
+    assert said in notes[0].text
+    assert notes[0].at_s < 1.0, "what was measured before says it at once"
+    assert said in " ".join(capsys.readouterr().err.split())
 
 
 def test_convergence_runs_for_another_target_are_not_used(capsys: pytest.CaptureFixture[str]) -> None:
@@ -243,6 +261,8 @@ def test_a_schedule_is_followed(capsys: pytest.CaptureFixture[str]) -> None:
         (["job.py:blobs", "--budget", "3W", "--schedule", "x.csv"], 2, "both"),
         (["job.py:blobs", "--schedule", "x.csv"], 2, "x.csv"),
         (["job.py:blobs", "--energy", "3W"], 2, "wrong unit"),
+        (["job.py:blobs", "--deadline", "3W"], 2, "wrong unit"),
+        (["job.py:blobs", "--budget", "3W, 1h", "--deadline", "2h"], 2, "deadline twice"),
         (["job.py:blobs", "--budget", "3W", "-b", "none"], 2, "at least 1"),
         (["job.py:blobs", "--budget", "3W", "-d", "virtual:none"], 1, "none"),
         (["job.py:missing", "--budget", "3W"], 1, "missing"),

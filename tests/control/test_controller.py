@@ -140,6 +140,24 @@ def test_a_drop_by_schedule_is_followed_before_the_step_that_would_straddle_it()
         assert 12.3 <= high_w <= 15.5 * 1.01
 
 
+def test_a_clock_that_is_put_forward_brings_the_watts_of_its_hour() -> None:
+    device, ahead_s = virtual(), [0.0]
+
+    def wall_clock() -> float:
+        return (7 * 3600.0 + device.clock.now_s() + ahead_s[0]) % 86_400
+
+    live = LiveBudget(parse_budget("08:00-18:00=7W,else=14W"), wall_clock=wall_clock)
+    with experienced(device, live) as run:
+        run.train(40.0)
+        assert run.controller.budget_w == 14.0
+        ahead_s[0] = 3600.0
+        changed_s = run.elapsed_s
+        run.train(5.0, until=lambda: run.controller.budget_w == 7.0)
+        assert run.elapsed_s - changed_s <= 2.5
+        run.train(3.0)
+        assert run.train(20.0)[0] <= 7.0 * 1.01
+
+
 def test_a_budget_posted_into_the_inbox_is_followed_within_a_second_or_a_step(tmp_path: Path) -> None:
     live = LiveBudget(Budget(power_w=12.0), inbox=Inbox(tmp_path))
     with experienced(virtual(), live) as run:

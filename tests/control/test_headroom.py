@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 from run_world import SIZES, virtual
 
@@ -40,9 +38,15 @@ def test_what_another_process_draws_it_draws_in_pauses_too() -> None:
     assert room.idle_w == pytest.approx(before_w)
 
 
-def test_what_was_seen_while_waiting_counts_in_full() -> None:
-    room, _, _ = made()
-    assert replace(room, floor_w=9.0).idle_w == 9.0
+def test_what_pauses_were_seen_to_draw_counts_for_that_mode_and_those_near_it() -> None:
+    room, _, knowledge = made()
+    low, high = room.base.candidates[0], room.base.candidates[len(room.base) - 1]
+    knowledge.add(Measurement(low, step_s=0.2, power_w=5.0, peak_w=5.0))
+    knowledge.add(Measurement(high, step_s=0.1, power_w=9.0, peak_w=9.0))
+    assert room.idle_at(low) == room.idle_w
+    knowledge.saw_idle(high, 7.8)
+    assert room.idle_at(high) == pytest.approx(7.8)
+    assert 4.0 < room.idle_at(low) < 7.8
 
 
 def test_without_clocks_waiting_draws_what_it_was_found_to_draw() -> None:

@@ -9,6 +9,8 @@ import pytest
 from real_time import RealTime
 from run_world import NET, Hurt, virtual, watts
 
+from underwatt.budget import parse_budget
+from underwatt.control.live_budget import LiveBudget
 from underwatt.control.pilot import Pilot
 from underwatt.control.state import ControlOptions
 from underwatt.convergence.curve import SampleTable
@@ -18,7 +20,9 @@ from underwatt.drivers.virtual.simulated_board import VirtualBoard
 from underwatt.drivers.virtual.sysfs import SysfsBoard
 from underwatt.errors import ApplyError, InputError, OutOfMemoryError, SensorError
 from underwatt.events import Event, Measured, Noted, Progressed, Resumed, Scored, Started
+from underwatt.measure.meter import measure_idle
 from underwatt.records import Measurement, PowerMode, Setting, Status, WorkloadInfo
+from underwatt.runlog.inbox import Inbox, post_budget
 from underwatt.runlog.log import RunLog, read_log
 
 WORKLOAD = WorkloadInfo("job", "0123")
@@ -53,6 +57,32 @@ def test_progress_is_told_about_once_a_second(tmp_path: Path) -> None:
     assert log.end is not None
     assert (log.end.outcome, log.end.samples, log.end.steps) == ("reached", samples, steps)
     assert len(log.power) >= 290
+
+
+@pytest.mark.parametrize(
+    ("given", "posted"), [("5Wh", "7W"), ("5Wh", "00:00-23:00=7W,else=6W"), ("20W peak", "7W mean")]
+)
+def test_watts_posted_to_a_run_that_had_no_mean_to_hold_are_held_by_pauses(
+    tmp_path: Path, given: str, posted: str
+) -> None:
+    """Nothing can be set, so pauses are all there is, and what they draw must be known before they are needed."""
+    device = Hurt(virtual(), knobs=False)
+    live, inbox = LiveBudget(parse_budget(given)), Inbox(tmp_path)
+    with (
+        RunLog(tmp_path / "log.jsonl") as log,
+        Pilot(device, WORKLOAD, (8, 16, 32), live, cost=NET, log=log, inbox=inbox) as pilot,
+    ):
+        train(pilot, 10)
+        post_budget(tmp_path, posted, "command")
+        train(pilot, 20)
+        begin_s, begin_j = pilot.elapsed_s, device.board.energy_j
+        train(pilot, 30)
+        mean_w = (device.board.energy_j - begin_j) / (pilot.elapsed_s - begin_s)
+        assert pilot.controller.pausing
+    assert 6.8 <= mean_w <= 7.0 * 1.005
+    idle_w = read_log(tmp_path / "log.jsonl").start.idle_w
+    assert idle_w is not None
+    assert idle_w == pytest.approx(measure_idle(virtual()), rel=0.02)
 
 
 def test_a_share_of_the_way_counts_samples_by_their_batch_size() -> None:

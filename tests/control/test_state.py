@@ -187,7 +187,8 @@ class Transitions(RuleBasedStateMachine):
     @invariant()
     def a_search_needs_calm(self) -> None:
         if control.may_search(self.state, self.now_s, math.inf):
-            assert self.state.phase is Phase.HOLDING
+            nothing_fits = not self.state.room.fits_something()
+            assert self.state.phase is Phase.HOLDING or (self.state.phase is Phase.CORRECTING and nothing_fits)
             assert self.state.sensor_lost_s is None
             assert not self.state.throttle.active
         assert not control.may_search(self.state, self.now_s, self.now_s + 1.9)

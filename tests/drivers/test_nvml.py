@@ -222,6 +222,7 @@ def test_backend_lists_cards(library: FakeNvml) -> None:
     assert backend.find() == ("GPU-1",)
     assert backend.affinity() > 0.5
     assert backend.open("").info.address == "nvml:GPU-1"
+    assert "GPU and its memory" in backend.open("").info.about_watts
 
 
 def test_throttling_has_reasons_and_the_power_limit_is_none(library: FakeNvml) -> None:

@@ -131,12 +131,7 @@ TX2_NX = Tree(
     model="NVIDIA Jetson TX2 NX Developer Kit",
     compatible=("nvidia,p3509-0000+p3636-0001", "nvidia,tegra186"),
     sensors=(
-        Sensor(
-            "ina3221x", "0-0040", 0, (("VDD_SYS_GPU", 5000, 100), ("VDD_SYS_SOC", 5000, 200), ("VDD_4V0_WIFI", 4000, 0))
-        ),
-        Sensor(
-            "ina3221x", "0-0041", 1, (("VDD_IN", 5000, 1000), ("VDD_SYS_CPU", 5000, 160), ("VDD_SYS_DDR", 5000, 180))
-        ),
+        Sensor("ina3221x", "0-0040", 0, (("VDD_IN", 5000, 1000), ("VDD_CPU_GPU", 5000, 260), ("VDD_SOC", 5000, 380))),
     ),
     clusters=(((0, 3, 4, 5), _khz(345_600, 153_600, 12)), ((1, 2), (345_600, 960_000, 1_574_400, 1_958_400))),
     gpu_hz=tuple(round(114_750_000 + index * 98_812_500) for index in range(13)),
@@ -340,6 +335,8 @@ def plant(root: Path, tree: Tree) -> Path:
     put(root, "sys/class/thermal/cooling_device1/cur_state", 0)
     put(root, "sys/class/hwmon/hwmon9/name", "soctherm_oc")
     put(root, "sys/class/hwmon/hwmon9/oc1_event_cnt", 7)
+    for path, text in tree.extra.items():
+        put(root, path, text)
     return root
 
 

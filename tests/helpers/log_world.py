@@ -1,17 +1,14 @@
-"""Made-up runs: how one begins, and the log of one."""
+"""Logs of made-up runs."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 from underwatt.events import BudgetChanged, SettingChanged, Started
 from underwatt.records import DeviceInfo, PowerMode, Setting, WorkloadInfo
 from underwatt.runlog.log import RunLog, read_log
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from underwatt.runlog.run_record import RunRecord
+from underwatt.runlog.run_record import RunRecord
 
 
 def started(**changed: Any) -> Started:

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from underwatt.jobs.identity import job_info
+from underwatt.jobs.identity import job_info, loop_info
 from underwatt.jobs.job import Job
 
 DATA = (torch.randn(64, 4), torch.randint(2, (64,)))
@@ -86,3 +86,23 @@ def test_the_kind_of_device_that_trains_is_part_of_it():
     assert info(device="cpu").id != info(device="cuda").id
     assert info().id == info(device=usual).id
     assert info(device="cuda:0").id == info(device="cuda:1").id
+
+
+def loop(model=None, kind=torch.optim.SGD, name="training"):
+    return loop_info(name, kind((model or nn.Linear(4, 2)).parameters(), lr=0.1)).id
+
+
+def test_a_loop_is_known_by_what_its_optimizer_trains():
+    assert loop() == loop(nn.Linear(4, 2))
+    lazy = nn.Sequential(nn.LazyLinear(2), nn.Linear(2, 2))
+    others = [
+        loop(nn.Linear(4, 3)),
+        loop(nn.Linear(2, 4)),
+        loop(nn.Linear(4, 2, bias=False)),
+        loop(nn.Linear(4, 2).double()),
+        loop(kind=torch.optim.Adam),
+        loop(name="another"),
+        loop(lazy),
+        loop_info("training").id,
+    ]
+    assert len({loop(), *others}) == 1 + len(others)

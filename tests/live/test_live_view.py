@@ -8,6 +8,7 @@ from live_run import FakeRun
 
 from underwatt.errors import InputError
 from underwatt.events import BudgetChanged, Expected, Noted, Planned, Resumed, Scored
+from underwatt.live.feed import LogReader
 from underwatt.live.view import ENTRIES, RECENT_S, WHOLE_BINS, FoldedPower, RunView
 from underwatt.records import PowerMode, Setting
 from underwatt.runlog.log import follow
@@ -15,10 +16,10 @@ from underwatt.runlog.log import follow
 
 def seen(run: FakeRun) -> RunView:
     run.log.flush()
-    view = RunView()
-    for event in follow(run.folder / "log.jsonl")[0]:
-        view.apply(event)
-    return view
+    reader = LogReader(run.folder / "log.jsonl")
+    while reader.advance():
+        pass
+    return reader.view
 
 
 def words(view: RunView) -> list[str]:
@@ -108,7 +109,7 @@ def test_a_process_that_is_gone_is_not_an_end_that_was_written(fake_run: FakeRun
     assert view.facts["phase"] == "gone"
     fake_run.second()
     fake_run.log.flush()
-    view.apply(follow(fake_run.folder / "log.jsonl")[0][-2])
+    view.apply(follow(fake_run.folder / "log.jsonl")[0][-1])
     assert view.facts["phase"] == "running", "it goes on after all"
     fake_run.end()
     view = seen(fake_run)
@@ -119,9 +120,12 @@ def test_a_process_that_is_gone_is_not_an_end_that_was_written(fake_run: FakeRun
 def test_a_line_of_another_shape_is_counted_and_left_out(fake_run: FakeRun) -> None:
     with (fake_run.folder / "log.jsonl").open("a") as file:
         file.write('{"kind": "setting", "at_s": 1.0}\n')
+        file.write("not JSON at all\n")
     view = seen(fake_run)
-    assert view.unreadable == 1
-    assert [entry["kind"] for entry in view.entries] == ["start", "budget"]
+    assert view.unreadable == 2
+    assert [(entry["kind"], entry["level"]) for entry in view.entries][2:] == [("damage", "warning")], "said once"
+    fake_run.second()
+    assert seen(fake_run).facts["steps"] == 10, "and what comes after it is read"
 
 
 def test_entries_are_bounded() -> None:

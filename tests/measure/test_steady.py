@@ -11,6 +11,7 @@ from underwatt.measure.steady import (
     SETTLING_TIMES_S,
     Settling,
     independent_share,
+    jump,
     mean_after_warmup,
     mean_while_settling,
     warm_from,
@@ -103,3 +104,17 @@ def test_correlated_readings_count_for_less() -> None:
     assert independent_share(white) > 0.8
     assert independent_share(slow - slow.mean()) < 0.15
     assert independent_share(np.zeros(5)) == 1.0
+
+
+def test_a_leap_within_a_steady_signal_is_found_and_no_other() -> None:
+    rng = np.random.default_rng(0)
+    at_s = np.arange(0, 6, 0.1)
+    steady = 3.0 + 0.02 * rng.standard_normal(len(at_s))
+    assert jump(at_s, steady) is None
+    assert jump(at_s, np.linspace(3.0, 3.6, len(at_s))) is None  # heat
+    assert jump(at_s[:15], steady[:15]) is None
+    found = jump(at_s, steady + 1.5 * np.clip((at_s - 3) / 0.8, 0, 1))
+    assert found is not None
+    assert found == pytest.approx((3.0, 4.5), rel=0.05)
+    waves = steady + np.where((at_s % 1.0) < 0.5, 0.0, 1.0)  # steps of a second with two phases
+    assert jump(at_s, waves) is None

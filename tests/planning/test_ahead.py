@@ -206,3 +206,66 @@ def test_thousands_of_levels_take_moments() -> None:
     assert time.perf_counter() - begin < 10
     assert free.finish_s < bound.finish_s < math.inf
     assert bound.energy_j == pytest.approx(0.97 * free.energy_j, rel=1e-6)
+
+
+# Deadlines
+
+
+def least_energy_j(
+    table: tuple[list[float], list[float], list[float]], schedule: Schedule, end_s: float, share: float
+) -> float:
+    """What a linear program, for which waiting costs nothing, needs to train a share until a moment."""
+    gain, cost, where, spans = [], [], [], schedule.pieces(0.0, end_s)
+    for at, (_, _, level_w) in enumerate(spans):
+        fitting = [(1 / t, p) for t, d, p in zip(*table, strict=True) if d <= level_w]
+        gain += [rate for rate, _ in fitting]
+        cost += [power_w for _, power_w in fitting]
+        where += [at] * len(fitting)
+    used = np.array([[float(at == piece) for at in where] for piece in range(len(spans))])
+    solved = linprog(cost, A_ub=used, b_ub=[end - begin for begin, end, _ in spans], A_eq=[gain], b_eq=[share])
+    assert solved.success
+    return float(solved.fun)
+
+
+@settings(max_examples=80, deadline=None)
+@given(rows(5), levels, st.floats(1.0, 4.0), st.sampled_from([None, 0.0]))
+def test_a_deadline_is_met_with_no_more_energy_than_a_linear_program_needs(
+    table: tuple[list[float], list[float], list[float]], watts: list[float], slack: float, idle_w: float | None
+) -> None:
+    schedule = stepped(watts)
+    soonest = look_ahead(*table, schedule, idle_w=idle_w, horizon_s=20_000)
+    if not math.isfinite(soonest.finish_s):
+        return
+    deadline_s = slack * soonest.finish_s * SLACK
+    found = look_ahead(*table, schedule, deadline_s=deadline_s, idle_w=idle_w, horizon_s=20_000)
+    assert found.finish_s <= deadline_s * SLACK
+    assert found.energy_j <= soonest.energy_j * SLACK
+    assert check(found, table, schedule, idle_w or 0.0) == pytest.approx(1.0, rel=1e-5)
+    least_j = least_energy_j(table, schedule, deadline_s, 1.0)
+    assert found.energy_j >= least_j / SLACK
+    if idle_w == 0.0 or len(set(watts)) == 1:  # else waiting for a better level is no choice
+        assert found.energy_j == pytest.approx(least_j, rel=1e-4)
+
+
+def test_a_deadline_in_between_is_met_by_two_settings_one_after_the_other() -> None:
+    found = look_ahead(TIME_S, DRAWN_W, POWER_W, Schedule.constant(15), deadline_s=250.0)
+    assert [row for _, _, row in found.pieces] == [2, 1]
+    assert found.finish_s == pytest.approx(250.0)
+
+
+def test_a_far_deadline_is_no_reason_to_dawdle() -> None:
+    found = look_ahead(TIME_S, DRAWN_W, POWER_W, Schedule.constant(15), deadline_s=1e6)
+    assert [row for _, _, row in found.pieces] == [1], "the slowest row needs more energy"
+
+
+def test_a_deadline_that_cannot_be_made_takes_the_soonest() -> None:
+    late = look_ahead(TIME_S, DRAWN_W, POWER_W, Schedule.constant(9), deadline_s=200.0)
+    assert late == look_ahead(TIME_S, DRAWN_W, POWER_W, Schedule.constant(9))
+    assert look_ahead(TIME_S, DRAWN_W, POWER_W, Schedule.constant(2), deadline_s=200.0).finish_s == math.inf
+
+
+def test_joules_come_before_a_deadline() -> None:
+    energy_j = 300 * 7.0 + 1
+    found = look_ahead(TIME_S, DRAWN_W, POWER_W, Schedule.constant(15), energy_j=energy_j, deadline_s=210.0)
+    assert found.energy_j <= energy_j * SLACK
+    assert found.finish_s > 210.0

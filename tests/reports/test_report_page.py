@@ -54,6 +54,7 @@ def test_a_profile_of_two_settings_still_gives_a_page() -> None:
     bare = Profile(world.device().info, world.profile().workload, world.profile(2).measurements)
     page = render(build_report(bare, None, made_at="now"))
     assert "underwatt converge JOB" in page
+    assert bare.device.about_watts in page
     assert 'class="sortable"' in page
     assert json.loads(page.split('id="drawings">')[1].split("</script>")[0]) == {}
 

@@ -19,7 +19,7 @@ from underwatt.reports.build import build_report
 from underwatt.reports.figures import PowerTrace, Report
 from underwatt.reports.run_figures import budget_of, energy_figures, happened, stretches, thin, trace_figure
 from underwatt.runlog.log import read_log
-from underwatt.runlog.run_record import RunRecord
+from underwatt.runlog.run_record import Points, RunRecord
 
 EXPECTED = Expected(time_s=600.0, power_w=5.5, energy_j=3300.0)
 
@@ -250,7 +250,8 @@ def test_a_short_trace_is_shown_whole() -> None:
 @given(st.lists(st.floats(0.1, 100), max_size=300), st.integers(1, 50))
 def test_stretches_bound_what_they_average(power_w: list[float], most: int) -> None:
     power = np.array(power_w, dtype=float)
-    middle, low, mean, high = stretches(np.arange(len(power), dtype=float), power, most)
+    points = Points(np.arange(len(power), dtype=float), power, power, power, np.ones(len(power)), power)
+    middle, low, mean, high = stretches(points, most)
     assert len(middle) <= most
     assert np.all(low <= mean + 1e-9)
     assert np.all(mean <= high + 1e-9)

@@ -73,6 +73,56 @@ def test_a_message_by_hand_that_makes_no_sense_is_told_and_skipped(tmp_path: Pat
     assert inbox.error is None
 
 
+def hostile(path: Path, kind: str) -> None:
+    """What somebody may put in the place of a small file."""
+    if kind == "brackets":
+        path.write_text("[" * 100_000)
+    elif kind == "few brackets":  # short enough to be read
+        path.write_text("[" * 60_000)
+    elif kind == "endless":
+        path.symlink_to("/dev/zero")
+    elif kind == "pipe":
+        os.mkfifo(path)
+    elif kind == "link":
+        (path.parent / "secret").write_text('{"id": 1, "budget": "7W"}')
+        path.symlink_to(path.parent / "secret")
+    elif kind == "long":
+        path.write_text('{"id": 1, "budget": "7W"}' + " " * 200_000)
+    elif kind == "digits":
+        path.write_text('{"id": ' + "9" * 10_000 + ', "budget": "7W"}')
+    else:
+        path.mkdir()
+
+
+HOSTILE = ("brackets", "few brackets", "endless", "pipe", "link", "long", "digits", "folder")
+
+
+@pytest.mark.parametrize("kind", HOSTILE)
+def test_no_file_ends_or_blocks_a_training(tmp_path: Path, kind: str) -> None:
+    """In a process of its own, which can be ended where it hangs."""
+    hostile(tmp_path / "budget.json", kind)
+    program = f"""
+from underwatt.runlog.inbox import Inbox
+inbox = Inbox({str(tmp_path)!r})  # as it lies there when a run begins
+assert inbox.error is None
+inbox._seen = None  # and as it comes while the run goes on
+assert inbox.take() is None, inbox.take()
+level, text = inbox.take_news()
+assert level == "warning" and "makes no sense" in text and "post one with" in text, text
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr.decode()
+
+
+@pytest.mark.parametrize("kind", HOSTILE)
+def test_no_entry_of_a_run_ends_or_blocks_who_looks_for_runs(tmp_path: Path, kind: str) -> None:
+    (state_dir() / "runs").mkdir(parents=True)
+    hostile(state_dir() / "runs" / "1.json", kind)
+    program = "from underwatt.runlog.inbox import running_runs; assert running_runs() == ()"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr.decode()
+
+
 def test_a_reader_never_sees_half_a_message(tmp_path: Path) -> None:
     inbox = Inbox(tmp_path)
     senders = [

@@ -10,6 +10,7 @@ import sys
 import threading
 import timeit
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -26,9 +27,11 @@ from underwatt.events import (
     Readings,
     Resumed,
     Scored,
+    to_line,
 )
 from underwatt.records import Measurement, PowerMode, Setting
-from underwatt.runlog.log import KEEP_READINGS, RunLog, follow, read_log
+from underwatt.runlog.line_files import LONGEST_LINE, recent_files, recent_folder
+from underwatt.runlog.log import KEEP_READINGS, RunLog, follow, has_ended, read_log
 
 SETTING = Setting(PowerMode(gpu_mhz=600.0), 8)
 
@@ -36,6 +39,11 @@ SETTING = Setting(PowerMode(gpu_mhz=600.0), 8)
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
     return tmp_path / "run" / "log.jsonl"
+
+
+def recent_lines(path: Path) -> list[Any]:
+    """What the files of the last hour hold."""
+    return [line for file in recent_files(recent_folder(path)) for line in follow(file)[0]]
 
 
 def test_what_is_written_is_read(path: Path) -> None:
@@ -63,7 +71,7 @@ def test_what_is_written_is_read(path: Path) -> None:
     assert record.end.score is None
     assert record.energy_j() == pytest.approx(0.1 * 27)
     assert record.budget_at([-1.0, 0.0, 5.0]).tolist() == [math.inf, 10.0, 10.0]
-    assert [path.name for path in path.parent.iterdir()] == ["log.jsonl"]
+    assert sorted(path.name for path in path.parent.iterdir()) == ["log.jsonl", "log.recent"]
 
 
 def test_nothing_is_written_before_a_flush(path: Path) -> None:
@@ -72,7 +80,8 @@ def test_nothing_is_written_before_a_flush(path: Path) -> None:
     log.power(0.1, 8.0)
     assert path.read_bytes() == b""
     log.flush()
-    assert len(path.read_bytes().splitlines()) == 2
+    assert len(path.read_bytes().splitlines()) == 1
+    assert len(recent_lines(path)) == 1
     log.close()
     log.close()
 
@@ -93,8 +102,9 @@ def test_a_reading_that_is_no_number_is_none(path: Path) -> None:
 def test_a_torn_last_line_is_skipped_and_removed_by_the_run_that_goes_on(path: Path) -> None:
     recorded(path, [8.0])
     whole = path.stat().st_size
-    with path.open("ab") as file:
-        file.write(b'{"kind":"power","at_s":[0.2,')
+    for torn in (path, *recent_files(recent_folder(path))):
+        with torn.open("ab") as file:
+            file.write(b'{"kind":"power","at_s":[0.2,')
     assert len(read_log(path).power) == 1
     assert read_log(path).end is None
     _, at = follow(path)
@@ -102,8 +112,10 @@ def test_a_torn_last_line_is_skipped_and_removed_by_the_run_that_goes_on(path: P
     with RunLog(path) as log:
         log.write(Resumed(at_s=0.2, pid=1))
         log.power(0.3, 9.0)
-    assert [event.kind for event in follow(path, at)[0]] == ["resume", "power"]
-    assert read_log(path).power.power_w.tolist() == [8.0, 9.0]
+    assert [event.kind for event in follow(path, at)[0]] == ["resume", "seconds"]
+    record = read_log(path)
+    assert record.power.power_w.tolist() == [8.0, 9.0]
+    assert record.warning is None
 
 
 @settings(max_examples=50, deadline=None)
@@ -117,7 +129,9 @@ def test_a_log_cut_anywhere_is_read_up_to_there(tmp_path_factory: pytest.TempPat
     lines = text[:cut].count(b"\n")
     assert len(follow(path)[0]) == lines
     if lines:
-        assert len(read_log(path).events) == min(lines, 4)
+        record = read_log(path)
+        assert len(record.events) == min(lines, 4)
+        assert len(record.power) == record.tally.readings == 30, "the readings are beside it"
     else:
         with pytest.raises(InputError, match="does not begin"):
             read_log(path)
@@ -139,15 +153,46 @@ os.kill(os.getpid(), signal.SIGKILL)
     assert len(read_log(path).power) == 1000
 
 
-def test_damage_in_the_middle_is_an_error_with_its_line(path: Path) -> None:
+@pytest.mark.parametrize("damage", [b"{", b"[1, 2]", b"\x00\xff not json", b"[" * 100_000, b"9" * 5000, b""])
+def test_damage_in_the_middle_is_left_out_counted_and_told(path: Path, damage: bytes) -> None:
     recorded(path, [8.0])
     text = path.read_bytes()
-    path.write_bytes(text.replace(b'{"kind":"budget"', b'{"kind:"budget"'))
-    with pytest.raises(InputError, match="line 2"):
-        read_log(path)
+    lines = text.splitlines(keepends=True)
+    path.write_bytes(b"".join([*lines[:2], damage + b"\n", *lines[2:]]))
+    record = read_log(path)
+    assert [event.kind for event in record.events] == ["start", "budget"]
+    assert record.verdict() == recorded(path.with_name("whole.jsonl"), [8.0]).verdict()
+    assert record.damage == (f"{path}, line 3 is damaged.",)
+    assert record.warning is not None
+    assert "1 line of the log" in record.warning
+    found, byte = follow(path)
+    assert [isinstance(line, InputError) for line in found] == [False, False, True, False]
+    assert byte == path.stat().st_size, "a reader beside the run goes on after it"
     path.write_text("[1, 2]\n")
-    with pytest.raises(InputError, match="line 1"):
-        follow(path)
+    with pytest.raises(InputError, match="does not begin"):
+        read_log(path)
+
+
+def test_a_log_that_is_no_plain_file_is_refused_and_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe.jsonl")
+    (tmp_path / "zero.jsonl").symlink_to("/dev/zero")
+    for name in ("pipe.jsonl", "zero.jsonl", "."):
+        for read in (read_log, follow):
+            with pytest.raises(InputError, match=r"cannot be read"):
+                read(tmp_path / name)
+        assert not has_ended(tmp_path / name)
+
+
+def test_what_is_longer_than_any_line_is_passed_over(path: Path) -> None:
+    recorded(path, [8.0])
+    with path.open("ab") as file:
+        file.write(b"x" * (LONGEST_LINE + 10) + b"\n" + to_line(Noted(at_s=1.0, level="info", text="after it")))
+    assert read_log(path).of(Noted)[0].text == "after it"
+    found, byte = follow(path, 0, LONGEST_LINE)
+    while byte < path.stat().st_size:
+        more, byte = follow(path, byte, LONGEST_LINE)
+        found += more
+    assert isinstance(found[-1], Noted)
 
 
 @pytest.mark.parametrize(
@@ -163,14 +208,20 @@ def test_damage_in_the_middle_is_an_error_with_its_line(path: Path) -> None:
         '{"kind": "measured", "at_s": 1.0, "measurement": []}',
         '{"kind": "start", "at_s": 0.0, "job": "x", "device": null, "budget": "1W"}',
         '{"kind": "end", "at_s": 1.0, "outcome": ["reached"]}',
+        '{"kind": "end", "at_s": 1e300, "outcome": "reached", "restored": true}',
+        '{"kind": "power", "at_s": "12", "power_w": "12"}',
+        f'{{"kind": "power", "at_s": [1{"0" * 400}], "power_w": [1.0]}}',
+        '{"kind": "seconds", "at_s": 1.0, "mean_w": [1.0]}',
+        '{"kind": "seconds", "at_s": 1.0, "mean_w": [1.0], "low_w": [1.0], "high_w": [1.0], "readings": [1]}',
     ],
 )
-def test_a_line_that_makes_no_sense_is_an_error_with_its_reason(path: Path, line: str) -> None:
+def test_a_line_that_makes_no_sense_is_left_out_with_its_reason(path: Path, line: str) -> None:
     recorded(path, [8.0])
     with path.open("a") as file:
         file.write(line + "\n")
-    with pytest.raises(InputError, match=r"line 4 makes no sense: .+"):
-        read_log(path)
+    record = read_log(path)
+    assert len(record.events) == 2
+    assert record.damage[0].startswith(f"{path}, line 4 makes no sense: ")
     *rest, error = follow(path)[0]
     assert len(rest) == 3
     assert isinstance(error, InputError), "a reader of a run under way may go on after it"
@@ -205,7 +256,7 @@ def test_a_live_reader_sees_whole_lines_as_they_come(path: Path) -> None:
         assert follow(path, at) == ([], at)
         log.power(0.1, 8.0)
         log.flush()
-        assert follow(path, at)[0] == [Readings((0.1,), (8.0,))]
+        assert recent_lines(path) == [Readings((0.1,), (8.0,))]
     path.write_bytes(b"")
     assert follow(path, at) == ([], 0)
 
@@ -254,21 +305,32 @@ def test_a_disk_that_is_really_full(tmp_path: Path) -> None:
 def test_what_waits_for_the_disk_is_bounded_and_the_newest(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     log = RunLog(path)
     log.write(started())
+    log.flush()
 
     def refuse(*_: object) -> int:
         raise OSError(errno.EIO, "Input/output error")
 
     with monkeypatch.context() as patched:
         patched.setattr(os, "write", refuse)
-        for number in range(KEEP_READINGS + 500):
-            log.power(number, 8.0)
-            if number % 7000 == 0:
+        patched.setattr("underwatt.runlog.line_files.KEEP_BYTES", 200_000)
+        for number in range(50_000):
+            log.power(number / 10, 8.0)
+            if number % 1000 == 0:
                 log.flush()
         log.flush()
     log.close()
-    times = read_log(path).power.at_s
-    assert len(times) == KEEP_READINGS
-    assert times[-1] == KEEP_READINGS + 499
+    record = read_log(path)
+    assert 10_000 < len(record.power) < 20_000
+    assert record.power.at_s[-1] == 4999.9
+    assert record.tally.readings == 50_000, "what lasts of them is all there"
+
+
+def test_what_nobody_flushes_is_bounded(path: Path) -> None:
+    with RunLog(path) as log:
+        log.write(started())
+        for number in range(KEEP_READINGS + 500):
+            log.power(number / 10, 8.0)
+    assert len(read_log(path).power) == KEEP_READINGS
 
 
 def test_a_removed_folder_is_made_again_and_the_log_can_be_read(path: Path) -> None:
@@ -278,13 +340,13 @@ def test_a_removed_folder_is_made_again_and_the_log_can_be_read(path: Path) -> N
     log.power(0.1, 8.0)
     log.flush()
     shutil.rmtree(path.parent)
-    log.power(100.0, 8.0)
-    log.power(100.1, 8.0)
+    log.power(0.2, 8.0)
+    log.power(0.3, 8.0)
     log.close()
     record = read_log(path)
     assert record.start.job == "digits"
     assert record.budget_at([100.0]) == [10.0]
-    assert record.energy_j() == pytest.approx(0.8)  # not a hundred seconds of the first reading
+    assert record.energy_j() == pytest.approx(2.4)  # also of the reading that nobody can look up any more
     with RunLog(path) as log:  # a resumed run has not written the start itself
         shutil.rmtree(path.parent)
         log.write(Noted(at_s=200.0, level="info", text="still here"))

@@ -27,9 +27,9 @@ from underwatt.errors import InputError, OutOfMemoryError
 from underwatt.events import Noted
 from underwatt.jobs.data import PassBatches, fillable, open_pass
 from underwatt.jobs.faults import half_updated, ran_out_of_memory, watch_updates
+from underwatt.jobs.identity import loop_info
 from underwatt.jobs.job import scaled_lr, usual_rule
 from underwatt.jobs.training import Completion, LatestLoss
-from underwatt.records import WorkloadInfo
 from underwatt.runlog.inbox import Inbox, claimed_folder, register_run
 from underwatt.runlog.log import RunLog
 from underwatt.store.store import Saver, Store
@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from underwatt.jobs.job import LrRule
     from underwatt.records import Profile, Setting, WorkloadCost
 
+USUAL_NAME = "training"
 _log = logging.getLogger("underwatt")
 
 
@@ -60,7 +61,7 @@ def tune(
     lr_rule: LrRule | None = None,
     convergence: SamplesToTarget | Mapping[int, float] | None = None,
     device: str | Device = "",
-    name: str = "training",
+    name: str = "",
     store: Path | str | None = None,
     folder: Path | str | None = None,
     references: Sequence[Profile] = (),
@@ -74,17 +75,23 @@ def tune(
     ``optimizer`` has its learning rate follow the batch size, by ``lr_rule`` (linear for SGD, square root for others)
     from the rate it has now, which is taken to suit ``lr_batch_size`` (the largest batch size where it is not given).
     ``convergence`` says how many samples the target takes at each batch size; without it, samples a second count. With
-    ``store`` measurements outlive the training; with ``folder`` a log is written there that proves the budget was
-    kept, and ``underwatt budget`` changes it. With ``set_modes=False`` nothing is set on the device: batch size and
-    pauses alone hold the budget. ``cost`` is what a step costs, for simulated devices only.
+    ``store`` measurements outlive the training, and are known again by the shapes of what the ``optimizer`` trains and
+    by ``name``, which is needed where there is no optimizer. With ``folder`` a log is written there that proves the
+    budget was kept, and ``underwatt budget`` changes it. With ``set_modes=False`` nothing is set on the device: batch
+    size and pauses alone hold the budget. ``cost`` is what a step costs, for simulated devices only.
     """
     opened = open_device(device) if isinstance(device, str) else device
-    live = LiveBudget.from_now(one_budget("A tuner", budget_w, budget))
+    live = LiveBudget.from_now(one_budget("A tuner", budget_w, budget), simulated=opened.info.simulated)
     rate = RateFollower(optimizer, lr_batch_size or max(batch_sizes), lr_rule) if optimizer is not None else None
-    workload = WorkloadInfo(name, f"tune-{name}")
+    if store is not None and not name and rate is None:
+        raise InputError(
+            "A store must know whose measurements it keeps, and this training has neither an optimizer nor a name.",
+            hint="Give optimizer=…, or a name of your own for each model: name='resnet18 at 224 pixels'.",
+        )
+    workload = loop_info(name or USUAL_NAME, rate and rate.optimizer)
     with contextlib.ExitStack() as stack:
         kept = stack.enter_context(Store(Path(store))) if store is not None else None
-        log, inbox = _open_log(stack, Path(folder), name, opened) if folder is not None else (None, None)
+        log, inbox = _open_log(stack, Path(folder), workload.name, opened) if folder is not None else (None, None)
         pilot = Pilot(
             opened,
             workload,
@@ -116,6 +123,7 @@ class Tuner:
         self._handed_out: PassBatches | None = None  # what that batch is one of, until it is trained on
         self._sizes = pilot.batch_sizes  # all that may be offered
         self._process = os.getpid()
+        self._is_diverged = False
 
     def __enter__(self) -> Self:
         try:
@@ -131,6 +139,8 @@ class Tuner:
     def __exit__(self, *error: Any) -> bool | None:
         if os.getpid() != self._process:  # a forked child owns neither the device nor the log
             return None
+        if self._is_diverged:
+            self._pilot.outcome = "diverged"
         return self._stack.__exit__(*error)
 
     def loader(self, dataset: Any, *, shuffle: bool = False, drop_last: bool = False, **more: Any) -> Iterator[Any]:
@@ -215,6 +225,10 @@ class Tuner:
             self._handed_out.handed_out.popleft()
             self._handed_out = None
         self._pilot.stepped(self._batch_size, None if loss is None else self._latest_loss.of(loss))
+        if self._pilot.losses.diverged is not self._is_diverged:
+            self._is_diverged = not self._is_diverged
+            if self._is_diverged:
+                self.note("warning", "The loss has been no finite number for a while: the training has diverged.")
 
     def testing(self) -> contextlib.AbstractContextManager[None]:
         """Use ``with tuner.testing():`` around whatever is not a training step, such as a test of the model."""
@@ -263,13 +277,13 @@ class RateFollower:
     """
 
     def __init__(self, optimizer: Any, lr_batch_size: int, rule: LrRule | None = None) -> None:
-        self._optimizer = getattr(optimizer, "optimizer", optimizer)  # Accelerate and Lightning wrap it
+        self.optimizer = getattr(optimizer, "optimizer", optimizer)  # Accelerate and Lightning wrap it
         self._lr_batch_size = lr_batch_size
-        self._rule: LrRule = rule if rule is not None else usual_rule(self._optimizer)
+        self._rule: LrRule = rule if rule is not None else usual_rule(self.optimizer)
         self._batch_size = lr_batch_size
         self._own: Sequence[Any] = ()  # rates, while ours are in their place
         self._hooks: tuple[Any, ...] = ()
-        if not hasattr(self._optimizer, "register_step_pre_hook"):
+        if not hasattr(self.optimizer, "register_step_pre_hook"):
             raise InputError(
                 f"The learning rate of a {type(optimizer).__name__} cannot be followed: it is no PyTorch optimizer.",
                 hint="Leave optimizer out, and set the rate by tuner.batch_size yourself.",
@@ -280,8 +294,8 @@ class RateFollower:
         self._batch_size = batch_size
         if not self._hooks:
             self._hooks = (
-                self._optimizer.register_step_pre_hook(self._scale),
-                self._optimizer.register_step_post_hook(self._back),
+                self.optimizer.register_step_pre_hook(self._scale),
+                self.optimizer.register_step_post_hook(self._back),
             )
 
     def close(self) -> None:
@@ -293,14 +307,14 @@ class RateFollower:
 
     def _scale(self, *_: Any) -> None:
         self._back()  # where a step raised, nobody has done it
-        groups = self._optimizer.param_groups
+        groups = self.optimizer.param_groups
         self._own = [group["lr"] for group in groups]
         for group in groups:
             if group["lr"]:  # a warm-up may begin at zero, a schedule end there, and a frozen group stay there
                 group["lr"] = scaled_lr(group["lr"], self._lr_batch_size, self._batch_size, self._rule)
 
     def _back(self, *_: Any) -> None:
-        for group, lr in zip(self._optimizer.param_groups, self._own, strict=False):
+        for group, lr in zip(self.optimizer.param_groups, self._own, strict=False):
             group["lr"] = lr
         self._own = ()
 

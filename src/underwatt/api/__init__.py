@@ -219,7 +219,8 @@ def run(
     holds them; ``watch`` is called after each step.
     """
     options = replace(options or RunOptions(), **more)
-    device, live = lookup.as_device(options.device), LiveBudget.from_now(options.whole_budget())
+    device = lookup.as_device(options.device)
+    live = LiveBudget.from_now(options.whole_budget(), simulated=device.info.simulated)
     words = [job] if isinstance(job, str) else job
     is_job = isinstance(words, Job) or (len(words) == 1 and ":" in words[0])
     _refuse_idle(options, words, is_job=is_job)
@@ -330,7 +331,7 @@ def report_figures(
     from underwatt.reports.run_figures import budget_of, profile_of
     from underwatt.store.store import default_store_path
 
-    wanted = Budget.of(budget).for_plan() if budget else None
+    wanted = Budget.of(budget).constant() if budget else None
     record = lookup.find_run(run)
     runs: tuple[ConvergenceRun, ...] = ()
     others: list[Profile] = []

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,13 +11,15 @@ import numpy as np
 
 from underwatt.api import lookup
 from underwatt.api.lookup import log_notes
-from underwatt.budget import Budget, parse_budget
+from underwatt.budget import DAY_S, time_of_day_s, whole_budget
+from underwatt.control.live_budget import now_on_the_wall_s
 from underwatt.control.measured_search import comparable, measure_as_you_go
 from underwatt.device.base import HasStockModes, permitted_space
-from underwatt.errors import InputError, MissingExtraError, PredictError
+from underwatt.errors import BudgetError, InputError, MissingExtraError, PredictError
 from underwatt.events import Noted
 from underwatt.planning.choice import (
     RISK,
+    Candidates,
     Interval,
     Plan,
     choose_measured,
@@ -25,10 +27,11 @@ from underwatt.planning.choice import (
     forecast as predict_candidates,
     front,
 )
+from underwatt.planning.course import Course, plan_course
 from underwatt.planning.problem import Goal, Problem
 from underwatt.predict.base import Z90, SettingArray, load_predictor
 from underwatt.predict.design import fits_memory
-from underwatt.records import Setting
+from underwatt.records import DeviceInfo, Setting, from_json, to_json
 from underwatt.reports.words import duration
 from underwatt.rivals.compare import compare, truth_of
 from underwatt.rivals.predictors import PowerTrain
@@ -39,6 +42,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from underwatt.api.lookup import AnyJob, AnyStore, Listener
+    from underwatt.budget import Budget
     from underwatt.convergence.curve import ConvergenceCurve
     from underwatt.device.base import Device
     from underwatt.measure.workload import Workload
@@ -50,6 +54,7 @@ if TYPE_CHECKING:
     from underwatt.store.store import Store
 
 MOST_GIVEN = 25  # of the best settings: what a person reads
+MOST_SEARCHED = 4  # levels of a schedule that are measured for
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,12 +179,18 @@ class DevicePlan(Plan):
 
     others: tuple[Alternative, ...]
     per_sample: bool  # convergence is not known: times are of one sample, not to the target
+    course: Course | None  # over a schedule; the plan itself is then that of its highest level
     record: Mapping[str, Any]
 
     @property
     def title(self) -> str:
         """The job and the device, in words."""
         return f"{self.record['workload']['name']} on {self.record['device']['name']}"
+
+    @property
+    def about_watts(self) -> str:
+        """What its watts are the watts of, in a sentence; empty where nobody knows."""
+        return from_json(DeviceInfo, self.record["device"]).about_watts
 
     def save(self, path: Path | str) -> None:
         """Write it to a file, to take it elsewhere; ``Store.keep_plan(plan.record)`` keeps it in a store."""
@@ -192,6 +203,8 @@ class DevicePlan(Plan):
 def plan(
     budget: str | Budget = "",
     *,
+    schedule: Path | str | None = None,
+    start: str = "",
     energy: str = "",
     deadline: str = "",
     goal: str | Goal = Goal.SOONEST,
@@ -217,8 +230,13 @@ def plan(
     ``job`` that is measured on the ``device`` as far as it is worth it, and the choice was then measured to fit. An
     unmeasured choice exceeds the budget with a chance of at most ``risk``. Stored convergence runs of the job are used,
     or those of the id ``convergence``, for their newest target or ``target``. The listener gets ``SearchStep``.
+
+    A budget may change: ``"08:00-18:00=15W,else=7W"``, or ``schedule``, a CSV file of watts over time. The plan's
+    ``course`` then says what is done at each level and when the target is reached, from the time of day ``start``, such
+    as ``"22:00"``, on, or from now.
     """
-    wanted = _budget(budget, energy, deadline)
+    wanted = whole_budget(budget, schedule=schedule, energy=energy, deadline=deadline)
+    start_s = _start_s(start, wanted)
     sizes, fitter, goal = lookup.as_batch_sizes(batch_sizes), load_predictor(predictor), Goal(goal)
     here: Device | None = None
     workload: Workload | None = None
@@ -235,18 +253,23 @@ def plan(
         measured = lookup.stored_profile(kept, number)
         others = lookup.load_references(kept, references, measured)
         curve = lookup.stored_curve(kept, measured.workload, listener, wanted_id=convergence, target=target)
-        problem = _problem(measured, here, sizes, curve, wanted, goal, listener)
-        search = None
+        problem = _problem(measured, here, sizes, curve, wanted.constant(), goal, listener)
+        searches: list[SearchResult] = []
         if here and workload:
-            search = _search(kept, here, workload, problem, others, fitter, listener)
+            searches = _searches(kept, here, workload, problem, _levels_w(wanted), others, fitter, listener)
             measured = kept.profile(number, telling=True)
     here = here or lookup.profiled_device(measured)
     measurements = comparable(measured.measurements, problem)
     problem, prediction = predict_candidates(problem, measurements, others, fitter)
-    if search:
+    if searches:
         chosen = choose_measured(problem, prediction, measurements)
     else:
         chosen = choose_setting(problem, prediction, measurements=measurements, risk=risk)
+    course = None
+    if wanted.schedule is not None:
+        known = Candidates(problem, prediction, measurements)
+        usable = known.runs & known.measured if searches else known.runs
+        course = plan_course(known, usable, wanted.schedule, start_s, chosen.risk)
     rivals = compare(
         problem,
         prediction,
@@ -257,10 +280,12 @@ def plan(
         truth=truth_of(here, problem.candidates, workload.cost() if workload else None),
     )
     record = plan_record(chosen, measured.device, measured.workload, others=rivals, per_sample=curve is None)
-    if search:
-        record |= {"measured_now": len(search.measurements), "stopped": search.stopped}
+    if course is not None:
+        record |= {"schedule": str(wanted), "course": to_json(course)}
+    if searches:
+        record |= {"measured_now": sum(len(one.measurements) for one in searches), "stopped": searches[-1].stopped}
     parts = {part.name: getattr(chosen, part.name) for part in fields(Plan)}
-    return DevicePlan(**parts, others=rivals, per_sample=curve is None, record=record)
+    return DevicePlan(**parts, others=rivals, per_sample=curve is None, course=course, record=record)
 
 
 def _problem(
@@ -290,6 +315,32 @@ def _problem(
     candidates = lookup.every_setting(space, sizes)
     candidates = candidates.take(np.flatnonzero(fits_memory(candidates, measured.measurements)))
     return Problem.of(candidates, budget, curve, goal)
+
+
+def _searches(
+    store: Store,
+    device: Device,
+    workload: Workload,
+    problem: Problem,
+    levels_w: Sequence[float],
+    references: list[Profile],
+    predictor: Predictor,
+    tell: Listener,
+) -> list[SearchResult]:
+    """Measure for the budget, or for some levels of its schedule; where nothing keeps a lower one, training waits."""
+    if not levels_w:
+        return [_search(store, device, workload, problem, references, predictor, tell)]
+    found: list[SearchResult] = []
+    for level_w in levels_w:  # each is a part of the course, so energy and deadline of the whole are none of its own
+        budget = replace(problem.budget.constant(level_w), energy_j=None, deadline_s=None)
+        level = replace(problem, budget=budget)
+        try:
+            found.append(_search(store, device, workload, level, references, predictor, tell))
+        except BudgetError as exc:
+            if not found:
+                raise
+            tell(Noted(level="warning", text=f"{exc.message} Training will wait there."))
+    return found
 
 
 def _search(
@@ -331,20 +382,25 @@ def _powertrain(problem: Problem, measured: Profile, references: list[Profile], 
         return None
 
 
-def _budget(budget: str | float | Budget, energy: str, deadline: str) -> Budget:
-    if not isinstance(budget, str):
-        if energy or deadline:
-            raise InputError("A budget that is no text says its own energy and deadline.", hint="Give all in it.")
-        return Budget.of(budget).for_plan()
-    wanted = {"--budget": (budget, "power_w"), "--energy": (energy, "energy_j"), "--deadline": (deadline, "deadline_s")}
-    for option, (text, bound) in wanted.items():
-        if text and getattr(parse_budget(text), bound) is None:
-            raise InputError(
-                f"{option} {text} has the wrong unit.", hint="Such as --budget 10W --energy 50Wh --deadline 2h."
-            )
-    if not (budget or energy or deadline):
-        raise InputError("No budget was given.", hint="Such as --budget 10W.")
-    return parse_budget(*(part for part in (budget, energy, deadline) if part)).for_plan()
+def _start_s(start: str, budget: Budget) -> float:
+    """The time of day at which the training starts: now, where nobody says."""
+    if not start:
+        return now_on_the_wall_s()
+    if budget.schedule is None or budget.schedule.period_s is None:
+        raise InputError(f"{budget} holds at any time of day, so --start would do nothing.", hint="Leave it out.")
+    start_s = time_of_day_s(start)
+    if not 0 <= start_s < DAY_S:
+        raise InputError(f"--start {start} is no time of day.", hint="Such as --start 22:00.")
+    return start_s
+
+
+def _levels_w(budget: Budget) -> list[float]:
+    """Levels of a schedule to measure for, the highest first: what is found there serves those between."""
+    if budget.schedule is None:
+        return []
+    every = sorted(set(budget.schedule.levels_w), reverse=True)
+    some = np.unique(np.linspace(0, len(every) - 1, MOST_SEARCHED).round().astype(int))
+    return [every[at] for at in some.tolist()]
 
 
 def _warn_of_extremes(sizes: Sequence[int], seen: Sequence[int], what: str, tell: Listener) -> None:

@@ -143,7 +143,7 @@ def _table(device: Device) -> Group:
         table.add_row(mark, item.name, "" if now is None else f"{now:g}", item.detail)
         if item.remedy:
             remedies.setdefault(item.remedy, []).append(item.name)
-    parts: list[Any] = [title, table]
+    parts: list[Any] = [title, table, *([Text(f"  {info.about_watts}", style="dim")] if info.about_watts else [])]
     if device.space.knobs:
         parts.append(Text(f"  {len(device.space):,} power modes", style="dim"))
     parts += [Text(f"  To permit {', '.join(names)}: {text}", style="yellow") for text, names in remedies.items()]
@@ -172,8 +172,9 @@ def _live_view(device: Device, reading: dict[str, Any]) -> Group:
     head = Text.assemble((device.info.name, "bold"), ("  simulated" if device.info.simulated else "", "yellow"))
     body = Table(show_header=False, box=None, padding=(0, 2))
     state, power_w = reading["state"], reading["power_w"]
+    of = f" [dim]of the {escape(device.info.power_of)}[/]" if device.info.power_of else ""
     body.add_row(
-        "power", f"[red]{escape(reading['power_error'])}[/]" if power_w is None else f"[bold]{power_w:.2f} W[/]"
+        "power", f"[red]{escape(reading['power_error'])}[/]" if power_w is None else f"[bold]{power_w:.2f} W[/]{of}"
     )
     for rail, watts in state["rails_w"].items():
         body.add_row(f"  {rail}", f"{watts:.2f} W")

@@ -16,7 +16,7 @@ from underwatt.cli import common
 from underwatt.errors import InputError
 from underwatt.jobs.workloads import JOB_HELP
 from underwatt.records import to_json
-from underwatt.reports.words import duration
+from underwatt.reports.words import duration, energy
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 PREDICTOR: Any = Option(
     "underwatt", "--predictor", metavar="NAME", help="Who predicts: underwatt, powertrain, or another package's own."
 )
+MOST_STRETCHES = 8  # of a course: what a person reads
 VERDICTS = {"yes": "", "risky": "[yellow]over?[/]", "over": "[red]over[/]"}
 
 app = Typer()
@@ -99,7 +100,9 @@ def _show_forecast(found: Forecast, *, everything: bool) -> None:
 @app.command("plan")
 def plan(
     job: list[str] = Argument(None, metavar="[JOB]", help=f"With --measure: {JOB_HELP}.", show_default=False),
-    budget: str = Option("", help="Watts, one budget: 10W, 10W peak, or 10W mean over 60s."),
+    budget: str = Option("", help="10W, 10W peak, 10W mean over 60s, or a schedule: 08:00-18:00=15W,else=7W."),
+    schedule: Path | None = Option(None, help="CSV with at_s,power_w or time,power_w."),
+    start: str = Option("", help="With a schedule: the time of day at which the training starts; now by default."),
     energy: str = Option("", help="Energy for the whole training, such as 50Wh."),
     deadline: str = Option("", help="Time for the whole training, such as 2h."),
     least_energy: bool = Option(False, "--least-energy", help="Spend the least energy, instead of the least time."),
@@ -164,7 +167,12 @@ def _show_plan(plan: DevicePlan, risk: float) -> None:
     best, per_sample, others = plan.chosen, plan.per_sample, plan.others
     time, low, high = (_took(s, per_sample) for s in (best.time_s.expected, best.time_s.low, best.time_s.high))
     energy, least, most = (f"{j / 3600:.3g}" for j in (best.energy_j.expected, best.energy_j.low, best.energy_j.high))
-    common.say(f"[bold]{escape(plan.title)}[/], budget {plan.budget}")
+    scheduled = plan.course is not None
+    about = f". [dim]{escape(plan.about_watts)}[/]" if plan.about_watts else ""
+    said = plan.record["schedule"] if scheduled else plan.budget
+    common.say(f"[bold]{escape(plan.title)}[/], budget {said}{about}")
+    if scheduled:
+        common.say(f"At its highest level, {plan.budget}, if that lasted:")
     common.say(f"[green bold]{best.setting}[/]")
     common.say(
         f"  {time} ({low} to {high}){' ms a sample' if per_sample else ''}, "
@@ -173,6 +181,8 @@ def _show_plan(plan: DevicePlan, risk: float) -> None:
         + ("measured" if best.measured else "predicted")
     )
     common.say(f"  {escape(plan.reason)}\n")
+    if plan.course is not None:
+        _show_course(plan)
     near = (("faster neighbour", plan.faster), ("thriftier neighbour", plan.thriftier))
     neighbours = [as_alternative(name, expected, plan.budget, risk) for name, expected in near if expected is not None]
     rows = joined([*neighbours, *others])
@@ -190,6 +200,34 @@ def _show_plan(plan: DevicePlan, risk: float) -> None:
         )
     if not best.measured:
         common.OUT.print("[dim]The choice was predicted, not measured: profile it before you rely on the budget.[/]")
+
+
+def _show_course(plan: DevicePlan) -> None:
+    """What is done at each level of a schedule, when which of them holds, and when the target is reached."""
+    course, per_sample = plan.course, plan.per_sample
+    assert course is not None
+    table = common.plain_table("level", "watts", "ms/sample" if per_sample else "alone", "setting")
+    table.columns[-1].justify, table.columns[-1].no_wrap = "left", False
+    for level in reversed(course.levels):
+        chosen = level.chosen
+        if chosen is None:
+            table.add_row(f"{level.power_w:g} W", "", "", "[yellow]nothing keeps it: training waits[/]")
+            continue
+        known = "*" if chosen.measured else " "
+        time = _took(chosen.time_s.expected, per_sample)
+        table.add_row(f"{level.power_w:g} W", f"{chosen.power_w.expected:.2f}{known}", time, str(chosen.setting))
+    common.OUT.print(table)
+    for stretch in course.stretches[:MOST_STRETCHES]:
+        when = f"{duration(stretch.begin_s, 3)} to {duration(stretch.end_s, 3)}"
+        common.say(f"  {when}: {stretch.power_w:g} W, {stretch.setting or 'waiting'}")
+    if len(course.stretches) > MOST_STRETCHES:
+        common.say(f"  [dim]… and {len(course.stretches) - MOST_STRETCHES} more (--json has all of them).[/]")
+    if course.finish_s is not None and course.energy_j is not None:
+        begins = f", begun at {course.starts_at}" if course.starts_at else ""
+        common.say(
+            f"[green bold]The target is expected after {duration(course.finish_s)}[/]{begins}, "
+            f"with {energy(course.energy_j)}.\n"
+        )
 
 
 def _plan_table(plan: DevicePlan, others: Sequence[Alternative]) -> Table:

@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any
 from rich.live import Live
 from rich.markup import escape
 from rich.text import Text
-from typer import Argument, Option, Typer, echo
+from typer import Argument, Exit, Option, Typer, echo
 
 import underwatt
 from underwatt.cli import common
-from underwatt.events import BudgetChanged, Measured, Noted, Scored, SettingChanged
+from underwatt.events import BudgetChanged, Judgement, Measured, Noted, Scored, SettingChanged
 from underwatt.jobs.workloads import JOB_HELP
 from underwatt.records import to_json
 from underwatt.reports.words import allowed, duration
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
     from underwatt.control.pilot import Pilot
+    from underwatt.events import Verdict
 
 RUN: Any = Option(None, "--run", help="Folder of the run; the one under way by default.", show_default=False)
 
@@ -115,12 +116,18 @@ class Display:
         return line
 
 
+# Of runs that came to an end, see docs/running.md; 1 and 2 are errors.
+OUTCOME_CODES = {"limit": 3, "energy spent": 4, "diverged": 5}
+NOT_HELD = 6
+
+
 @app.command("run")
 def run(
     job: list[str] = Argument(..., metavar="JOB", help=JOB_HELP, show_default=False),
     budget: str = Option("", help="10W, 10W peak, or a schedule: 08:00-18:00=15W,else=7W."),
     schedule: Path | None = Option(None, help="CSV with at_s,power_w or time,power_w."),
     energy: str = Option("", help="Energy for the whole training, such as 50Wh; it stops there."),
+    deadline: str = Option("", help="Time for the whole training, such as 2h: the thriftiest way that makes it."),
     device: str = common.DEVICE,
     no_modes: bool = Option(False, "--no-modes", help="Set nothing on the device: batch size and pauses only."),
     batch_sizes: str = common.BATCH_SIZES,
@@ -143,18 +150,30 @@ def run(
     display = Display(common.LOG)
     with redirect_stdout(sys.stderr), display:  # what a job prints is not our answer
         ended = underwatt.run(job, options, listener=display.listen, watch=display.watch)
+    log = ended.record()
+    verdict = log.verdict()
     if as_json:
         record = to_json(ended)
-        kept_in = {"folder": record.pop("folder")}
+        kept_in = {"folder": record.pop("folder"), "verdict": verdict.judgement.value}
         is_job = len(job) == 1 and ":" in job[0]
-        common.say_json(record if is_job else {"steps": ended.steps, **kept_in}, None)
-        return
+        common.say_json({**record, **kept_in} if is_job else {"steps": ended.steps, **kept_in}, None)
+        raise Exit(exit_code(ended.outcome, verdict))
     # In the words and with the figures of the report.
     from underwatt.reports.run_figures import happened
 
-    log = ended.record()
+    if verdict.judgement is not Judgement.UNBOUNDED:
+        common.say(f"[bold {'red' if verdict.held is False else 'green'}]{escape(str(verdict))}[/]")
     back = " The device is as it was." if log.end is not None and log.end.restored else ""
-    common.say(f"{escape(happened(log))}{back} [dim]Folder: {escape(str(ended.folder))}[/]")
+    about = f" {escape(about)}" if (about := log.start.device.about_watts) else ""
+    common.say(f"{escape(happened(log))}{back}[dim]{about} Folder: {escape(str(ended.folder))}[/]")
+    raise Exit(exit_code(ended.outcome, verdict))
+
+
+def exit_code(outcome: str, verdict: Verdict) -> int:
+    """What a program is told of a run that came to an end: 0 where it reached its target, or its end, and was held."""
+    if outcome == "diverged":
+        return OUTCOME_CODES[outcome]
+    return NOT_HELD if verdict.held is False else OUTCOME_CODES.get(outcome, 0)
 
 
 @app.command("budget")

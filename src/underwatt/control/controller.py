@@ -9,41 +9,37 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from underwatt.budget import Watts
 from underwatt.control import state as control
-from underwatt.control.headroom import COUNTED_MARGIN, READ_MARGIN, Headroom, LevelSearch
-from underwatt.control.knowledge import Knowledge, mean_reading_w, seen_idle_w, seen_steps
-from underwatt.control.pacer import LONGEST_PAUSE_S, Pacer
-from underwatt.control.state import ControlOptions, ControlState, Excess, FastPath, Phase, SensorFinding
-from underwatt.control.verdict import TOLERANCE, LiveJudge
-from underwatt.errors import ApplyError, ModeError, NotPermittedError, OutOfMemoryError, SensorError
-from underwatt.events import BudgetChanged, Measured, Noted, SettingChanged
+from underwatt.control.actuator import Actuator
+from underwatt.control.headroom import LevelSearch
+from underwatt.control.knowledge import mean_reading_w, seen_idle_w, seen_steps
+from underwatt.control.pacer import LONGEST_PAUSE_S
+from underwatt.control.state import Excess, Phase, SensorFinding
+from underwatt.control.verdict import TOLERANCE
+from underwatt.errors import OutOfMemoryError, SensorError
+from underwatt.events import BudgetChanged, Measured
 from underwatt.measure.measurement import Measuring
 from underwatt.measure.meter import read_state
-from underwatt.measure.steady import Settling, jump
+from underwatt.measure.steady import jump
 from underwatt.records import Measurement, Setting, Status
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from underwatt.control.live_budget import LiveBudget
     from underwatt.device.session import Session
-    from underwatt.events import Event, Verdict
     from underwatt.measure.meter import Meter
     from underwatt.planning.problem import Problem
     from underwatt.records import Profile
 
-PAUSING_S = 2.0
-MOST_REFUSED = 5  # modes that the device refuses before any was taken
-# Where only pauses hold the budget, a step that was never measured is first taken to draw so many times the budget.
-CAUTION = 3.0
 # A setting that fits is left for a better one only where that is worth the change.
 WORTH_A_CHANGE = 0.01
 
 
-class Controller:
+class Controller(Actuator):
     """Holds a live budget by choosing settings and pauses; ``after_step`` is all that a training loop calls."""
 
     def __init__(
@@ -55,36 +51,14 @@ class Controller:
         *,
         known: Sequence[Measurement] = (),
         references: Sequence[Profile] = (),
-        options: ControlOptions | None = None,
-        tell: Callable[[Event], None] = lambda _event: None,
-        begun_s: float | None = None,
-        can_pause: bool = True,
-        waiting: Callable[[], None] = lambda: None,
-        judge: LiveJudge | None = None,
+        **more: Any,
     ) -> None:
-        self.fast_path = FastPath()
-        self.energy_before_j = 0.0  # of an earlier part of the same training
-        self._session, self._meter, self._live, self._tell, self._waiting = session, meter, live, tell, waiting
-        self._options = options or ControlOptions()
-        self._clock = session.device.clock
-        self._now_s = self._clock.now_s
-        now_s = self._begun_here_s = self._now_s()
-        self._begun_s = now_s if begun_s is None else begun_s
-        self._most_j = math.inf if live.budget.energy_j is None else live.budget.energy_j
-        self.knowledge = Knowledge(problem, known)
-        margin = COUNTED_MARGIN if meter.counts_joules else READ_MARGIN
-        room = Headroom(problem, live, self.knowledge, margin, may_pause=can_pause)
-        self.state = ControlState(room, changed_s=now_s, level_s=now_s)
-        self._search = LevelSearch(room, self._options, known, references)
-        self._settling = Settling()
-        self._pacer = Pacer(meter, problem.idle_w or 0.0, now_s)
+        super().__init__(session, meter, problem, live, known=known, references=references, **more)
+        self._search = LevelSearch(self.state.room, self._options, known, references)
         self._measuring: Measuring | None = None
         self._doubted: Measurement | None = None  # until a known setting was measured again
-        self.judge = judge or LiveJudge(meter, self._begun_s)
         self._is_over = False
-        self._stepped_s = now_s
-        self._share_done = 0.0
-        self._paused_s = 0.0
+        self._stepped_s = self._now_s()
 
     # What the training loop calls
 
@@ -169,48 +143,6 @@ class Controller:
         self.state = replace(self.state, phase=Phase.RESTORING)
         self._measuring = None
         self.judge.end()
-
-    # What others may ask
-
-    @property
-    def setting(self) -> Setting | None:
-        """Power mode and batch size in use."""
-        return self.state.setting
-
-    @property
-    def phase(self) -> Phase:
-        """Searching, holding, correcting or restoring."""
-        return self.state.phase
-
-    @property
-    def verdict(self) -> Verdict:
-        """Whether the budget was held so far."""
-        return self.judge.verdict
-
-    @property
-    def budget_w(self) -> float:
-        """The watts in force."""
-        return self.state.room.budget_w
-
-    @property
-    def energy_j(self) -> float:
-        """Drawn since the training began, as far as it was read."""
-        return self.energy_before_j + self._meter.energy_j
-
-    @property
-    def pausing(self) -> bool:
-        """Whether there were pauses in the last seconds."""
-        return self._now_s() - self.state.last_pause_s < PAUSING_S
-
-    @property
-    def pause_share(self) -> float:
-        """Share of the time since the start that was spent in pauses."""
-        return self._paused_s / max(self._elapsed_s(), 1e-9)
-
-    @property
-    def time_left_s(self) -> float:
-        """Expected from the setting in use; inf while nothing is known."""
-        return self.state.room.expected_s(self.setting) * (1 - self._share_done)
 
     # Looking
 
@@ -467,7 +399,8 @@ class Controller:
     def _has_leapt(self, now_s: float) -> bool:
         """Whether another process came or went while a setting was measured: then it is measured anew."""
         assert self._measuring is not None
-        trace = self._meter.trace(self.state.changed_s + self._options.lag_s)
+        since_s = max(self._measuring.begun_s, self.state.changed_s + self._options.lag_s)
+        trace = self._meter.trace(since_s)
         found = jump(trace.at_s, trace.power_w) if self.state.last_pause_s < self.state.changed_s else None
         if found is None:
             return False
@@ -511,6 +444,8 @@ class Controller:
 
     def _seek(self) -> None:
         """Ask the search what to measure next, and train with that; with nothing to ask, hold the best."""
+        room = self._steering.foresee(self.state.room, self._elapsed_s(), self.energy_j, 1 - self._share_done)
+        self.state = replace(self.state, room=room)
         while ask := self._search.ask(self.state.room, self._elapsed_s(), self.time_left_s):
             if self._use(ask.setting, Phase.SEARCHING, ask.why):
                 return
@@ -532,91 +467,3 @@ class Controller:
             self._note("warning", error.message)
         else:
             raise error
-
-    # Setting
-
-    def _use_best(self, phase: Phase, why: str, least_gain: float = 0.0) -> None:
-        """Use the best measured setting; one that fits is left only for one that is better by ``least_gain``."""
-        while (chosen := self._best(least_gain)) is not None and not self._use(chosen, phase, why):
-            least_gain = 0.0
-
-    def _best(self, least_gain: float) -> Setting | None:
-        room = self.state.room
-        problem, highest_mhz = room.problem(), self.state.throttle.highest_mhz
-        best = self.knowledge.best(problem, highest_mhz) or self.knowledge.best(problem)
-        if best is None:
-            return None
-        if least_gain and self.setting is not None:
-            now = self.knowledge.outcome(self.setting, problem)
-            if now is not None and now.fits and best.time_s > (1 - least_gain) * now.time_s:
-                return None
-        thrifty = room.within_energy(self._elapsed_s(), self.energy_j, 1 - self._share_done) if best.fits else None
-        return thrifty or best.measurement.setting
-
-    def _use(self, setting: Setting, phase: Phase, why: str) -> bool:
-        """Train with a setting from the next step on; whether the device took it."""
-        before = self.state
-        if setting == before.setting and phase is before.phase:
-            return True
-        if not self._apply(setting):
-            return False
-        self.fast_path.until_s = -math.inf
-        self.state = replace(before, setting=setting, phase=phase)
-        if setting != before.setting or phase is Phase.SEARCHING:
-            self._expect(setting, self._now_s())
-        else:
-            self.state = replace(self.state, usual_step_s=self.knowledge.step_s(setting))
-        self._say_setting(why)
-        return True
-
-    def _apply(self, setting: Setting) -> bool:
-        before = self.setting
-        if before is not None and setting.mode == before.mode:
-            return True
-        try:
-            self._session.apply(setting.mode)
-            self._meter.changed(setting.mode)
-        except (ApplyError, ModeError, NotPermittedError) as exc:
-            self._note("warning", f"{setting.mode} cannot be set: {exc}")
-            self.knowledge.refuse(setting.mode)
-            self.state = replace(self.state, refused=self.state.refused + 1)
-            if before is None and self.state.refused >= MOST_REFUSED:
-                raise
-            if before is not None:
-                self._session.apply(before.mode)  # a write may have been half done
-            return False
-        return True
-
-    def _expect(self, setting: Setting, now_s: float) -> None:
-        """What the next steps are reckoned to draw and take, and from when on readings tell of them."""
-        usual_s, expected_w, newest = self.knowledge.step_s(setting), self._busy_w(setting), self._meter.newest
-        valid_s, blind_until_s = now_s + self._options.lag_s, -math.inf
-        if self.knowledge.of(setting) is not None and expected_w is not None and newest is not None:
-            valid_s = blind_until_s = now_s + self._settling.seconds(newest.power_w - expected_w, expected_w)
-        read_w = newest.power_w if newest else 0.0
-        self.state = replace(self.state, changed_s=now_s, changed_from_w=read_w, usual_step_s=usual_s, valid_s=valid_s)
-        self._set_pace()
-        self._pacer.expect(expected_w, usual_s or math.nan, blind_until_s)
-
-    def _busy_w(self, setting: Setting) -> float | None:
-        """What a step is reckoned to draw; where pauses are all there is, too much rather than too little."""
-        known, room = self.knowledge.of(setting), self.state.room
-        if known is not None:
-            return self.knowledge.expected_w(known)
-        if room.has_knobs or not room.can_pause:
-            return None
-        highest_w = max((m.power_w for m in self.knowledge.measurements()), default=0.0)
-        return max(CAUTION * self.budget_w, highest_w)
-
-    def _set_pace(self) -> None:
-        self._pacer.set_budget(self.state.room.held_w, self.state.room.idle_at(self.setting))
-
-    def _say_setting(self, why: str) -> None:
-        assert self.setting is not None
-        self._tell(SettingChanged(setting=self.setting, state=self.phase.value, why=why))
-
-    def _note(self, level: str, text: str) -> None:
-        self._tell(Noted(level=level, text=text))
-
-    def _elapsed_s(self) -> float:
-        return self._now_s() - self._begun_s

@@ -13,8 +13,7 @@ from underwatt.control.knowledge import Knowledge
 from underwatt.control.pacer import LEAST_RELIEF, can_hold
 from underwatt.errors import BudgetError
 from underwatt.events import Expected, Planned
-from underwatt.planning.ahead import look_ahead
-from underwatt.planning.problem import allows_pauses
+from underwatt.planning.problem import Goal, allows_pauses
 from underwatt.planning.search import FIRST, Search
 from underwatt.records import Measurement, Status
 
@@ -46,6 +45,7 @@ MOST_BATCH_SIZES = 8
 CAUTION_TO_FIT = 4.0
 MEASURING_COSTS_S = 0.6
 FEWEST_STEPS = 3
+UNBOUNDED_W = 1e9  # where neither watts nor joules are bounded, and no deadline can be kept
 
 
 @dataclass(frozen=True)
@@ -58,6 +58,7 @@ class Headroom:
     margin: float
     may_pause: bool
     budget_w: float = math.nan
+    pace_s: float | None = None  # of a whole training that ends by the deadline; none where there is none to keep
 
     @property
     def has_knobs(self) -> bool:
@@ -101,9 +102,18 @@ class Headroom:
     def problem(self) -> Problem:
         """Which setting to use."""
         if math.isinf(self.budget_w):
-            return self.base
-        budget = replace(self.live.budget, power_w=self.left_w, energy_j=None, deadline_s=None)
-        return replace(self.base, budget=budget, idle_w=self.idle_w if self.can_pause else None)
+            energy_j = self.live.budget.energy_j
+            watts_w = UNBOUNDED_W if energy_j is None and self.pace_s is None else None
+            budget = replace(self.live.budget, power_w=watts_w, deadline_s=self.pace_s)
+            return replace(self.base, budget=budget, goal=self.goal)
+        budget = replace(self.live.budget, power_w=self.left_w, energy_j=None, deadline_s=self.pace_s)
+        idle_w = self.idle_w if self.can_pause else None
+        return replace(self.base, budget=budget, goal=self.goal, idle_w=idle_w)
+
+    @property
+    def goal(self) -> Goal:
+        """With time enough to the deadline, the least energy."""
+        return self.base.goal if self.pace_s is None else Goal.LEAST_ENERGY
 
     def lowest(self) -> Setting:
         """Every knob at its lowest, where waiting draws least."""
@@ -141,27 +151,6 @@ class Headroom:
         alike = (end_s - begin_s for begin_s, end_s, watts in pieces if abs(watts / self.budget_w - 1) <= near)
         return max(sum(alike), 1.0)
 
-    def within_energy(self, elapsed_s: float, energy_j: float, share_left: float) -> Setting | None:
-        """Where joules are bounded too: the setting for now of the course ahead that ends soonest within them."""
-        limit_j, schedule = self.live.budget.energy_j, self.live.schedule
-        known = self.knowledge.measurements()
-        if limit_j is None or schedule is None or not known or not np.any(self.base.log_samples):
-            return None
-        drift = self.knowledge.drift
-        log_steps = dict(zip(self.base.candidates.batch_size.tolist(), self.base.log_steps.tolist(), strict=True))
-        course = look_ahead(
-            [m.step_s * drift.slow_factor * math.exp(log_steps[m.setting.batch_size]) for m in known],
-            [(self.live.budget.drawn_w(m) + drift.extra_w) / (1 - self.margin) for m in known],
-            [m.power_w + drift.extra_w for m in known],
-            schedule,
-            share=share_left,
-            begin_s=elapsed_s,
-            energy_j=max(0.0, limit_j - energy_j),
-            idle_w=self.idle_w,
-        )
-        row = next((row for _, _, row in course.pieces if row is not None), None)
-        return None if row is None else known[row].setting
-
     def expected_s(self, setting: Setting | None) -> float:
         """What a whole training takes at a setting, as the device is now; inf while that is not known."""
         known = self.knowledge.of(setting) if setting else None
@@ -181,7 +170,9 @@ class Headroom:
             return False
         problem = self.problem()
         best, trial = self.knowledge.best(problem), Knowledge(problem, [seen]).best(problem)
-        return bool(best and best.fits and trial and trial.time_s > options.hopeless * best.time_s)
+        if not (best and best.fits and trial):
+            return False
+        return trial.score(problem.goal) > options.hopeless * best.score(problem.goal)
 
     def why_nothing_fits(self, budget: Budget) -> BudgetError | None:
         """Why nothing that was measured keeps the budget; ``None`` where something does, or nothing was measured."""
@@ -244,17 +235,21 @@ class LevelSearch:
             caution=CAUTION_TO_FIT,
             safe=has_knobs,  # without knobs, pauses hold the budget whatever a step draws
         )
-        self._level_w = math.nan
-        self.done_w: list[float] = []  # for which watts there was a search that came to its end
+        self._level_w, self._goal = math.nan, problem.goal
+        self.done_w: list[float] = []  # for which watts there was a search, for this goal, that came to its end
 
     def is_done(self, room: Headroom) -> bool:
         """Whether there was a search for about as many watts already."""
-        return any(math.isclose(room.left_w, done_w, rel_tol=self._options.same_level) for done_w in self.done_w)
+        return room.goal is self._goal and any(
+            math.isclose(room.left_w, done_w, rel_tol=self._options.same_level) for done_w in self.done_w
+        )
 
     def ask(self, room: Headroom, elapsed_s: float, time_left_s: float) -> Ask | None:
         """The setting to measure next; ``None`` where that is worth nothing."""
-        level_w = room.left_w
-        if not math.isclose(level_w, self._level_w, rel_tol=1e-3):
+        level_w, before = room.left_w, self._goal
+        if before is not room.goal:
+            self._goal, self.done_w = room.goal, []
+        if before is not room.goal or not math.isclose(level_w, self._level_w, rel_tol=1e-3):
             time_s = room.time_at_level_s(elapsed_s, time_left_s, self._options.same_level)
             problem = room.problem()
             if room.has_knobs:  # pauses would blur the reading: they are for settings whose power is known already

@@ -5,11 +5,17 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 from datetime import datetime
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from underwatt.budget import DAY_S, Budget, parse_watts
 
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
 POLL_S = 0.2
+# A wall clock that differs by more from the time that has passed was set, has changed to or from summer time, or went
+# on while the machine slept.
+CLOCK_SLACK_S = 1.0
 
 
 class MayFail(Protocol):
@@ -33,20 +39,28 @@ class LiveBudget:
     """Watts by elapsed time; energy, deadline and what the watts mean stay as they were given.
 
     ``budget`` is what holds with the most watts that are ever allowed, as planning takes it; ``schedule`` is the watts
-    by elapsed time, ``None`` where none are bounded.
+    by elapsed time, ``None`` where none are bounded. ``wall_clock`` tells the time of day, and is looked at again with
+    every poll; without it the day goes as the elapsed time does, as on a simulated board.
     """
 
-    def __init__(self, budget: Budget, *, inbox: BudgetSource | None = None, time_of_day_s: float = 0.0) -> None:
+    def __init__(
+        self,
+        budget: Budget,
+        *,
+        inbox: BudgetSource | None = None,
+        time_of_day_s: float = 0.0,
+        wall_clock: Callable[[], float] | None = None,
+    ) -> None:
         self.inbox = inbox  # where other budgets may be posted while the run goes on
-        self._time_of_day_s = time_of_day_s  # when 0 seconds had elapsed
+        self._wall_clock = wall_clock
+        self._time_of_day_s = wall_clock() if wall_clock else time_of_day_s  # when 0 seconds had elapsed
         self._next_poll_s = -math.inf
         self._hold(budget)
 
     @classmethod
-    def from_now(cls, budget: Budget) -> LiveBudget:
-        """For a run that starts at this time of day."""
-        now = datetime.now().astimezone()
-        return cls(budget, time_of_day_s=float(now.hour * 3600 + now.minute * 60 + now.second))
+    def from_now(cls, budget: Budget, *, simulated: bool) -> LiveBudget:
+        """For a run that starts at this time of day; on a simulated device, simulated seconds count from it."""
+        return cls(budget, time_of_day_s=now_on_the_wall_s(), wall_clock=None if simulated else now_on_the_wall_s)
 
     def _hold(self, budget: Budget) -> None:
         self._given, self.budget = budget, budget.constant()
@@ -71,15 +85,25 @@ class LiveBudget:
         return self.inbox is not None and self.inbox.has_news()
 
     def poll(self, elapsed_s: float) -> bool:
-        """Whether somebody asked for another budget; looks a few times a second."""
-        if self.inbox is None or elapsed_s < self._next_poll_s:
+        """Whether somebody asked for another budget; looks a few times a second, at the wall clock too."""
+        if elapsed_s < self._next_poll_s:
             return False
         self._next_poll_s = elapsed_s + POLL_S
-        text = self.inbox.take()
+        self._follow_clock(elapsed_s)
+        text = self.inbox.take() if self.inbox is not None else None
         if text is None:
             return False
         self.change(text)
         return True
+
+    def _follow_clock(self, elapsed_s: float) -> None:
+        """What holds by the time of day holds by the clock on the wall, whatever happened to it since the start."""
+        if self._wall_clock is None:
+            return
+        begun_s = (self._wall_clock() - elapsed_s) % DAY_S % DAY_S
+        if abs(math.remainder(begun_s - self._time_of_day_s, DAY_S)) > CLOCK_SLACK_S:
+            self._time_of_day_s = begun_s
+            self._hold(self._given)
 
     def power_w(self, elapsed_s: float) -> float:
         """The watts that hold at a moment; inf where none are bounded."""
@@ -95,3 +119,9 @@ class LiveBudget:
     def next_change_s(self, elapsed_s: float) -> float:
         """When other watts will hold, as far as it is known."""
         return self.schedule.next_change_s(elapsed_s) if self.schedule else math.inf
+
+
+def now_on_the_wall_s() -> float:
+    """Seconds since midnight by the clock on the wall: what people call eight o'clock, in summer and in winter."""
+    now = datetime.now().astimezone()
+    return 3600.0 * now.hour + 60.0 * now.minute + now.second + now.microsecond / 1e6

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from underwatt import __version__
 from underwatt.control.controller import Controller
+from underwatt.control.divergence import Losses
 from underwatt.control.measured_search import comparable
 from underwatt.control.publisher import LATE_S, PERIOD_S, Publisher
 from underwatt.control.state import FastPath
@@ -25,7 +26,7 @@ from underwatt.device.signals import interruptible, uninterrupted
 from underwatt.errors import BudgetError, InputError, OutOfMemoryError, SensorError
 from underwatt.events import Ended, Measured, Noted, Progressed, Resumed, Scored, Started
 from underwatt.measure.meter import Meter, measure_idle
-from underwatt.planning.problem import Problem, allows_pauses
+from underwatt.planning.problem import Problem
 from underwatt.predict.base import SettingArray
 from underwatt.records import PowerMode
 
@@ -92,6 +93,7 @@ class Pilot:
         self._begun_s = 0.0
         self.outcome = "finished"  # how the training ends, for the log
         self._loss: float | None = None
+        self.losses = Losses()  # as they were looked at
         self._idle_w: float | None = None
         self._verdict: Verdict | None = None  # of an earlier part of the same training
         self._can_pause, self._set_modes = can_pause, set_modes
@@ -118,7 +120,8 @@ class Pilot:
     def _begin(self, stack: contextlib.ExitStack) -> None:
         sampling = stack.enter_context(contextlib.ExitStack())  # ends last: a sensor that hangs holds up no restoring
         self._session = stack.enter_context(self._session)
-        self._idle_w = measure_idle(self.device) if self._can_pause and allows_pauses(self._live.budget) else None
+        # Also where no mean watts are bounded yet: somebody may ask for some while the run goes on.
+        self._idle_w = measure_idle(self.device) if self._can_pause else None
         if self._idle_w is not None and self._live.power_w(self._elapsed_s) < self._idle_w:
             self._check_lowest()
         self._begun_s = self.device.clock.now_s() - self._elapsed_s
@@ -388,6 +391,7 @@ class Pilot:
         now_s, controller, log = self._now_s(), self.controller, self._publisher.log
         self._publisher.progress_told(now_s)
         self._say_news()
+        self.losses = self.losses.after(self._loss, self.steps)
         if log is None:
             return
         times = self.meter.step_times(now_s - PERIOD_S)
@@ -406,6 +410,7 @@ class Pilot:
                 time_left_s=left_s if math.isfinite(left_s) else None,
                 gap_share=controller.pause_share,
                 share=self.share if self._convergence is not None else None,
+                verdict=controller.verdict,
             )
         )
         log.flush()

@@ -154,11 +154,8 @@ def with_budget(
     state: ControlState, live: LiveBudget, elapsed_s: float, now_s: float, options: ControlOptions, *, changed: bool
 ) -> ControlState:
     """The state under the watts of the next step, which cannot be cut short; ``changed`` where somebody asked."""
-    ahead_s = elapsed_s + options.look_s + state.usual_step_s
-    if ahead_s < state.same_until_s and not changed:
-        return state
-    state = replace(state, same_until_s=live.next_change_s(elapsed_s))
-    budget_w = live.lowest_w(elapsed_s, ahead_s)
+    state = replace(state, same_until_s=live.next_change_s(elapsed_s))  # anew: somebody may have set the clock
+    budget_w = live.lowest_w(elapsed_s, elapsed_s + options.look_s + state.usual_step_s)
     if budget_w == state.room.budget_w and not changed:
         return state
     return replace(state, room=replace(state.room, budget_w=budget_w), level_s=now_s)

@@ -76,6 +76,14 @@ class HasRecordedPower(Protocol):
     recorded_power: bool
 
 
+@runtime_checkable
+class SeesForeignChanges(Protocol):
+    """A device whose knobs others may move while a session holds them."""
+
+    def foreign_changes(self) -> tuple[str, ...]:
+        """What others have changed since it was set here, in sentences, each said once."""
+
+
 class Backend(Protocol):
     """A kind of device: found through the entry point group ``underwatt.devices``."""
 
@@ -94,3 +102,8 @@ class Backend(Protocol):
 def permitted_space(device: Device) -> ModeSpace:
     """The modes that this user may set: knobs that are not permitted are left as they are."""
     return device.space.only(item.name for item in device.capabilities() if item.kind == "knob" and item.usable)
+
+
+def foreign_changes(device: Device) -> tuple[str, ...]:
+    """What others have changed of what was set on the device, each said once; nothing where it cannot tell."""
+    return device.foreign_changes() if isinstance(device, SeesForeignChanges) else ()

@@ -70,6 +70,7 @@ class NvmlDevice:
             id=f"nvml-{uuid}",
             address=f"nvml:{uuid}",
             software={"driver": _text(driver)} if driver is not None else {},
+            power_of="GPU and its memory",  # NVML: the GPU and its associated circuitry
         )
         self._read_mw = self._choose_power_reader()
         self._has_counter = self._ask("energy counter", self._nvml.nvmlDeviceGetTotalEnergyConsumption) is not None

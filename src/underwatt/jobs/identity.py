@@ -62,6 +62,26 @@ def job_info(job: Job) -> WorkloadInfo:
     return WorkloadInfo(name, _digest(parts), software)
 
 
+def loop_info(name: str, optimizer: Any = None) -> WorkloadInfo:
+    """Identity of somebody's own loop: the name it was given, and what its optimizer trains, where there is one.
+
+    Of the model no more can be seen from there. Without an optimizer the name is all there is.
+    """
+    if optimizer is None:
+        return WorkloadInfo(name, f"tune-{name}")
+    weights = [weight for group in optimizer.param_groups for weight in group["params"]]
+    parts = [name, f"{type(optimizer).__module__}.{type(optimizer).__qualname__}", *map(_weight, weights)]
+    return WorkloadInfo(name, f"tune-{_digest(parts)}")
+
+
+def _weight(weight: Any) -> str:
+    """Shape, kind of number and of device; a lazy layer has no shape before its first batch."""
+    from torch.nn.parameter import is_lazy
+
+    shape = "lazy" if is_lazy(weight) else tuple(weight.shape)
+    return f"{shape} {weight.dtype} {weight.device.type}"
+
+
 def _code(thing: Any) -> str:
     """The source of a class or function, or just its name where it is PyTorch's or cannot be read.
 

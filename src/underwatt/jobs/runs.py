@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from underwatt.budget import Budget, parse_budget, read_schedule
+from underwatt.budget import whole_budget
 from underwatt.control.pilot import Pilot
 from underwatt.control.state import Phase
 from underwatt.device.base import SimulatesLoad
@@ -23,7 +23,7 @@ from underwatt.store.store import Saver
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from underwatt.budget import Schedule
+    from underwatt.budget import Budget, Schedule
     from underwatt.control.live_budget import LiveBudget
     from underwatt.convergence.curve import SamplesToTarget
     from underwatt.device.base import Device
@@ -46,12 +46,14 @@ class RunOptions:
     """How a job is run under a budget; all but the budget may be left out.
 
     The budget is ``budget``, watts or text such as ``"10W"``, ``"10W peak"`` or ``"08:00-18:00=15W,else=7W"``, or
-    ``schedule``, a CSV file of watts over time; and ``energy``, such as ``"50Wh"``, at which the training stops.
+    ``schedule``, a CSV file of watts over time; ``energy``, such as ``"50Wh"``, at which the training stops; and
+    ``deadline``, such as ``"2h"``: the thriftiest way that makes it is taken, and the fastest where none does.
     """
 
     budget: str | float | Budget | Schedule = ""
     schedule: Path | str | None = None
     energy: str = ""
+    deadline: str = ""
     device: str | Device = ""  # an address; the likeliest device here where it is empty
     set_modes: bool = True  # else batch size and pauses alone hold the budget
     batch_sizes: str | Sequence[int] = ()  # the job's own where it is empty
@@ -67,19 +69,7 @@ class RunOptions:
 
     def whole_budget(self) -> Budget:
         """What is allowed, as one record."""
-        joules = parse_budget(self.energy).energy_j if self.energy else None
-        if self.energy and joules is None:
-            raise InputError(f"--energy {self.energy} has the wrong unit.", hint="Such as --energy 50Wh.")
-        if self.budget and self.schedule:
-            raise InputError("--budget and --schedule both say the watts.", hint="Give one of the two.")
-        if self.schedule is not None:
-            return Budget(schedule=read_schedule(Path(self.schedule)), energy_j=joules)
-        if not (self.budget or self.energy):
-            raise InputError("No budget was given.", hint="Such as --budget 10W.")
-        if isinstance(self.budget, str):
-            return parse_budget(*(part for part in (self.budget, self.energy) if part))
-        budget = Budget.of(self.budget)
-        return budget if joules is None else replace(budget, energy_j=joules)
+        return whole_budget(self.budget, schedule=self.schedule, energy=self.energy, deadline=self.deadline)
 
     def folder_for(self, name: str) -> Path:
         """Where a run of the job of this name keeps its log; runs are never mixed."""
@@ -114,7 +104,8 @@ def _plain(name: str) -> str:
 class RunResult:
     """How a run ended, and what it took.
 
-    ``outcome`` is ``reached``, ``limit``, ``energy spent``, or ``finished`` for a command that came to its own end.
+    ``outcome`` is ``reached``, ``limit``, ``energy spent``, ``diverged`` where the loss or the weights were no finite
+    numbers any more, or ``finished`` for a command that came to its own end.
     """
 
     outcome: str
@@ -195,30 +186,35 @@ def run_job(run: Run, job: Job) -> RunResult:
     workload = job_info(job)
     sizes, left_out = fillable(run.batch_sizes, len(train_and_test(job)[0]))
     cost = count_cost(job) if isinstance(run.device, SimulatesLoad) else None
-    state = progress = posted = None
-    damage = ""
-    elapsed_s = energy_j = 0.0
+    state = progress = None
+    taken, damage = SoFar(), ""
     with contextlib.ExitStack() as stack:
         run.claim_folder(stack)
         if run.options.resume:
             state, progress, damage = checkpoint.load(run.folder, workload.id)
             if progress.done:
                 raise InputError(f"The run in {run.folder} has ended: {progress.done}.", hint=checkpoint.AFRESH)
-            elapsed_s, energy_j, posted = _so_far(run.folder / LOG_NAME, progress)
-            run.live.resumes(elapsed_s)
+            taken = taken_so_far(run.folder / LOG_NAME, progress)
+            run.live.resumes(taken.elapsed_s)
         training = Training(job, sizes[0])
         stack.callback(training.close)
         if state is not None:
             training.restore(state)
-        pilot = replace(run, batch_sizes=sizes).pilot(stack, workload, cost=cost, elapsed_s=elapsed_s)
+        pilot = replace(run, batch_sizes=sizes).pilot(stack, workload, cost=cost, elapsed_s=taken.elapsed_s)
         pilot.target = job.target
         if progress is not None:
-            pilot.continues(samples=training.samples, steps=training.steps, share=progress.share, energy_j=energy_j)
+            pilot.continues(
+                samples=training.samples,
+                steps=training.steps,
+                share=progress.share,
+                energy_j=taken.energy_j,
+                verdict=taken.verdict,
+            )
             pilot.score = progress.score
         with pilot:
             if progress is not None:
-                pilot.note("info", _going_on(training.samples, run.live, elapsed_s, posted))
-            for text in filter(None, (damage, left_out)):
+                pilot.note("info", _going_on(training.samples, run.live, taken.elapsed_s, taken.posted))
+            for text in filter(None, (damage, taken.warning, left_out)):
                 pilot.note("warning", text)
             effort = Effort(run.options.evaluate_every, run.options.limit_samples or math.inf)
             return train_under_budget(
@@ -226,22 +222,32 @@ def run_job(run: Run, job: Job) -> RunResult:
             )
 
 
-def _so_far(log: Path, progress: Progress) -> tuple[float, float, BudgetChanged | None]:
-    """Seconds and joules that a run has taken, and the budget that it was given on its way and kept to its end.
+@dataclass(frozen=True, slots=True)
+class SoFar:
+    """What a run has taken before it is gone on with."""
 
-    Also since its last checkpoint: what was lost was drawn all the same.
-    """
+    elapsed_s: float = 0.0
+    energy_j: float = 0.0
+    verdict: Verdict | None = None
+    posted: BudgetChanged | None = None  # the budget that it was given on its way and kept to its end
+    warning: str | None = None  # where its log is damaged
+
+
+def taken_so_far(log: Path, progress: Progress) -> SoFar:
+    """Also since the last checkpoint: what was lost was drawn all the same."""
     try:
         record = read_log(log)
-    except InputError:  # lost or damaged: the checkpoint is what matters
-        return progress.elapsed_s, progress.energy_j, None
+    except InputError as exc:  # lost or damaged: the checkpoint is what matters
+        warning = f"{exc.message} Time and energy count from the checkpoint; what was drawn after it does not."
+        return SoFar(progress.elapsed_s, progress.energy_j, warning=warning)
     told_j = [event.energy_j for event in record.events if isinstance(event, (Progressed, Ended))]
     counted = [energy_j for energy_j in told_j if math.isfinite(energy_j)]
     last_s = max([event.at_s for event in record.events] + record.power.at_s[-1:].tolist())
     budgets = record.of(BudgetChanged)
     posted = budgets[-1] if budgets and budgets[-1].why == "changed" else None
-    # Never 0 seconds, which would be taken for a run that begins.
-    return max(progress.elapsed_s, last_s, 1e-3), max([progress.energy_j, *counted[-1:]]), posted
+    # Later than all that was read before, and never 0 seconds, which would be taken for a run that begins.
+    elapsed_s, energy_j = max(progress.elapsed_s, last_s) + 1e-3, max([progress.energy_j, *counted[-1:]])
+    return SoFar(elapsed_s, energy_j, record.said, posted, record.warning)
 
 
 def _going_on(samples: int, live: LiveBudget, elapsed_s: float, posted: BudgetChanged | None) -> str:

@@ -167,6 +167,10 @@ class Training:
                 count += samples
         return total / count
 
+    def is_finite(self) -> bool:
+        """Whether all weights are finite numbers; one that is not never becomes one again."""
+        return bool(torch.stack([torch.isfinite(weight).all() for weight in self.model.parameters()]).all())
+
     def close(self) -> None:
         """Let go of the loader, with its worker processes.
 

@@ -50,7 +50,8 @@ def train_under_budget(
     A step that does not fit into memory is done again in smaller batches: none is lost. Where memory runs out in the
     optimizer's own step, the model may be half changed: that is an error, and the last checkpoint is what counts.
     Whatever else ends the training, a last checkpoint is written first, unless it was a step of the job that failed.
-    Ctrl-C waits for the end of a step.
+    A training whose loss or weights are no finite numbers any more has diverged: it ends, and its last good checkpoint
+    stays. Ctrl-C waits for the end of a step.
     """
     return _Loop(pilot, training, effort, folder, progress).run(watch)
 
@@ -65,6 +66,7 @@ class _Loop:
         self._evaluated_samples = progress.evaluated_samples if progress else 0
         self._score = progress.score if progress else None
         self._guard = StepGuard()
+        self._saved_samples = training.samples if progress else None  # of the checkpoint in the folder
         self._next_save_s = -math.inf  # at once: a run that is killed early can go on too
 
     def run(self, watch: Callable[[], None]) -> RunResult:
@@ -72,18 +74,22 @@ class _Loop:
             with self._guard:
                 while not (outcome := self._judge()):
                     if time.monotonic() >= self._next_save_s:
-                        self._save("")
+                        self._save()
                     self._step()
                     self._guard.pass_on()
                     watch()
         except BaseException as exc:
             if self._guard.model_intact:
-                self._save("")
+                self._save()
             if is_lost_worker(exc):
                 raise lost_worker() from exc
             raise
         self._pilot.outcome = outcome
-        self._save(outcome if outcome == "reached" else "")  # with more samples or joules it can go on
+        if outcome == "diverged":
+            self._say_diverged()
+        else:
+            # With more samples or joules it can go on.
+            self._save(outcome if outcome == "reached" else "", ended=True)
         pilot, training = self._pilot, self._training
         return RunResult(
             outcome, self._score, training.samples, training.steps, pilot.elapsed_s, pilot.energy_j, self._folder
@@ -116,8 +122,12 @@ class _Loop:
 
     def _judge(self) -> str:
         """How the training ends here, or nothing."""
+        if self._pilot.losses.diverged or (self._pilot.losses.in_doubt and not self._training.is_finite()):
+            return "diverged"
         samples = self._training.samples
         if samples - self._evaluated_samples >= self._effort.evaluate_every_samples:
+            if not self._training.is_finite():
+                return "diverged"  # whatever its score would be
             device = self._training.device
             # Random numbers that a test draws are not missing in the training, where it is cut short and done again.
             with self._pilot.elsewhere(), torch.random.fork_rng([device] if device.type == "cuda" else []):
@@ -126,15 +136,26 @@ class _Loop:
             self._pilot.scored(self._score, self._training.job.target)
             if self._training.job.reached(self._score):
                 return "reached"
-        if samples >= self._effort.limit_samples:
-            return "limit"
-        return "energy spent" if self._pilot.energy_left_j <= 0 else ""
+        if samples < self._effort.limit_samples and self._pilot.energy_left_j > 0:
+            return ""
+        if not self._training.is_finite():
+            return "diverged"
+        return "limit" if samples >= self._effort.limit_samples else "energy spent"
 
-    def _save(self, done: str) -> None:
-        """Write a checkpoint; a full disk ends no training."""
+    def _say_diverged(self) -> None:
+        text = f"The training has diverged: at {self._training.samples:,} samples its loss or weights are not finite."
+        if self._folder is not None and self._saved_samples is not None:
+            path = self._folder / checkpoint.NAME
+            text += f" The last good checkpoint, of {self._saved_samples:,} samples, is {path}."
+        self._pilot.note("warning", f"{text} Train with a lower learning rate, or look for what is odd in the data.")
+
+    def _save(self, done: str = "", *, ended: bool = False) -> None:
+        """Write a checkpoint, but none of a model that has diverged, or may have; a full disk ends no training."""
         if self._folder is None:
             return
         self._next_save_s = time.monotonic() + CHECKPOINT_PERIOD_S
+        if (self._pilot.losses.in_doubt and not ended) or not self._training.is_finite():
+            return
         pilot = self._pilot
         progress = Progress(
             pilot.workload.id, pilot.elapsed_s, pilot.energy_j, pilot.share, self._evaluated_samples, self._score, done
@@ -142,6 +163,7 @@ class _Loop:
         try:
             with pilot.elsewhere():
                 checkpoint.save(self._folder, self._training, progress)
+            self._saved_samples = self._training.samples
         except (OSError, RuntimeError) as exc:  # PyTorch makes some of the first into the second
             pilot.note("warning", f"No checkpoint could be written ({getattr(exc, 'strerror', None) or exc}).")
 

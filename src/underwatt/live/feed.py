@@ -8,15 +8,19 @@ import math
 import time
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from underwatt._files import open_plain
 from underwatt.errors import InputError
 from underwatt.events import Started
 from underwatt.live.view import RunView
 from underwatt.records import to_json
 from underwatt.runlog.inbox import is_alive
+from underwatt.runlog.line_files import LONGEST_LINE, recent_files, recent_folder
 from underwatt.runlog.log import follow
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from underwatt.events import Line
 
 PIECE_BYTES = 1 << 17  # some milliseconds of work, so that pages are served in between
 TAIL_BYTES = 1 << 18  # some minutes
@@ -29,7 +33,8 @@ _KEEP_MARKS = 32  # updates; a page that is further behind gets everything
 class LogReader:
     """The view of one run, kept up to date by calling ``advance`` often.
 
-    Of a long log the end is read first, so that the page is there at once, then its history.
+    Of a long log the end is read first, so that the page is there at once, then its history. What lasts of a run is in
+    its log, and what it did in the last hour, by the second, in files beside that: these are read after it.
     """
 
     def __init__(self, log: Path) -> None:
@@ -38,22 +43,26 @@ class LogReader:
         self.read_share = 1.0  # how much of the history is in the view
         self._log = log
         self._byte = 0
+        self._recent: Path | None = None  # the file of the last hour that is being read
+        self._recent_byte = 0
         self._history: RunView | None = None  # what becomes the view once everything is read
         self._looked_at_s = 0.0
 
     def open(self) -> None:
         """Read how a long log began and how it ends; a short one is left to ``advance``."""
-        size = self._size()
+        size = _size(self._log)
         if size < 8 * TAIL_BYTES:
             return
         try:
-            with self._log.open("rb") as file:
-                head = file.readline()
+            with open_plain(self._log) as file:
+                head = file.readline(TAIL_BYTES)
                 file.seek(size - TAIL_BYTES)
-                file.readline()  # the line that the jump fell into
+                file.readline(TAIL_BYTES)  # the line that the jump fell into
                 tail_byte = file.tell()
-            tail, _ = follow(self._log, tail_byte)
             first, _ = follow(self._log, 0, len(head))
+            tail, _ = follow(self._log, tail_byte)
+            for path in recent_files(recent_folder(self._log))[-1:]:
+                tail += follow(path)[0]
         except (OSError, InputError):
             return  # ``advance`` meets it again, and says so
         for event in first + tail:
@@ -63,30 +72,45 @@ class LogReader:
     def advance(self) -> bool:
         """Read the next piece; says whether there may be more of it right now."""
         building = self._history or self.view
-        size, piece = self._size(), PIECE_BYTES
+        size = _size(self._log)
         try:
-            events, byte = follow(self._log, self._byte, piece)
-            while byte == self._byte and size - byte > piece:  # one line is longer than that
-                piece *= 2
-                events, byte = follow(self._log, byte, piece)
+            events, byte = _next(self._log, self._byte)
+            more = byte != self._byte and byte < size
+            for event in events:
+                if isinstance(event, Started) and building.facts["phase"] != "waiting":  # another run in the folder
+                    building, self._history, self._recent = RunView(), None, None
+                    self.view = building
+                building.apply(event)
+            self._byte = byte
+            if not more:
+                more = self._advance_recent(building)
             self.error = None
         except InputError as exc:
             self.error = str(exc)
             return False
-        for event in events:
-            if isinstance(event, Started) and building.facts["phase"] != "waiting":  # another run in the same folder
-                building, self._history = RunView(), None
-                self.view = building
-            building.apply(event)
-        more = byte != self._byte and byte < size
-        self._byte = byte
         if self._history is not None:
-            self.read_share = byte / size if size and more else 1.0
+            self.read_share = min(byte / size, 0.999) if size and more else 1.0
             if not more:
                 self.view, self._history = self._history, None
         if not more:
             self._look_for_process()
         return more
+
+    def _advance_recent(self, building: RunView) -> bool:
+        """The next piece of the last hour; the minute that the log does not have yet is in its last two files."""
+        files = recent_files(recent_folder(self._log))
+        if self._recent not in files:
+            self._recent, self._recent_byte = next(iter(files[-2:]), None), 0
+        if self._recent is None:
+            return False
+        events, byte = _next(self._recent, self._recent_byte)
+        for event in events:
+            building.apply(event)
+        moved, self._recent_byte = byte != self._recent_byte, byte
+        if not moved and self._recent != files[-1]:
+            self._recent, self._recent_byte = files[files.index(self._recent) + 1], 0
+            return True
+        return moved
 
     def quiet_s(self) -> float:
         """How long nothing was written to the log."""
@@ -94,12 +118,6 @@ class LogReader:
             return max(0.0, time.time() - self._log.stat().st_mtime)
         except OSError:
             return 0.0
-
-    def _size(self) -> int:
-        try:
-            return self._log.stat().st_size
-        except OSError:
-            return 0
 
     def _look_for_process(self) -> None:
         """A run that was killed cannot say so: its process is missing, and its log does not grow."""
@@ -111,6 +129,23 @@ class LogReader:
         # Where somebody writes it, the process may be one of another machine.
         if self.quiet_s() >= _LOOK_FOR_PROCESS_S and not is_alive(pid):
             self.view.lose()
+
+
+def _next(path: Path, from_byte: int) -> tuple[list[Line | InputError], int]:
+    """The next piece of a file, longer where one line is longer than that."""
+    piece = PIECE_BYTES
+    while True:
+        events, byte = follow(path, from_byte, piece)
+        if byte != from_byte or piece > LONGEST_LINE or _size(path) - byte <= piece:
+            return events, byte
+        piece *= 2
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except OSError:
+        return 0
 
 
 class _Mark(NamedTuple):

@@ -29,7 +29,8 @@ def words_of(event: events.Event) -> str | None:
     """A line of the page's log; ``None`` for what only charts and figures show."""
     match event:
         case events.Started():
-            return f"{event.job} on {event.device.name} began, with a budget of {event.budget}."
+            about = f" {about}" if (about := event.device.about_watts) else ""
+            return f"{event.job} on {event.device.name} began, with a budget of {event.budget}.{about}"
         case events.Resumed():
             return "The run goes on from its checkpoint."
         case events.BudgetChanged():
@@ -112,6 +113,7 @@ class FoldedPower:
         self._budget_at_s: list[float] = []
         self._budget_w: list[float] = []
         self._open: Bin | None = None
+        self._kept_s = -math.inf  # up to here there were lasting figures, which single readings add nothing to
         self._recent: deque[Bin] = deque()
         self._whole: list[Bin] = []
 
@@ -134,8 +136,19 @@ class FoldedPower:
             # A line of the log is about one second: most often the rest of it is one bin.
             end = len(at_s) if at_s[-1] < second + 1 else bisect_right(at_s, second + 1 - 1e-9, begin)
             end = max(end, begin + 1)
-            self._take(self._bin(second, power_w[begin:end]))
+            if second > self._kept_s:
+                self._take(self._bin(second, power_w[begin:end]))
             begin = end
+
+    def add_seconds(self, line: events.Seconds) -> None:
+        """Take in what a log keeps of a minute, as far as its readings were not taken in already."""
+        rows = zip(line.low_w, line.mean_w, line.high_w, line.readings, strict=True)
+        for second, (low_w, mean_w, high_w, readings) in enumerate(rows, math.floor(line.at_s)):
+            if readings > 0 and math.isfinite(low_w + mean_w + high_w):
+                self._kept_s = max(self._kept_s, second)
+                if self._open is not None and self._open.at_s == second:
+                    self._open = None
+                self._take(Bin(float(second), low_w, mean_w, high_w, self._allowed_w(second), int(readings)))
 
     def latest(self) -> Bin | None:
         """The last whole second, or what there is of the first one."""
@@ -161,10 +174,12 @@ class FoldedPower:
         return rows[::-1]
 
     def _bin(self, at_s: int, power_w: Sequence[float]) -> Bin:
-        """Of two budgets that fall into one second, the larger was allowed."""
         mean_w = sum(power_w) / len(power_w)
-        budget_w = max(self._budget_at(at_s), self._budget_at(at_s + 1 - 1e-9))
-        return Bin(float(at_s), min(power_w), mean_w, max(power_w), budget_w, len(power_w))
+        return Bin(float(at_s), min(power_w), mean_w, max(power_w), self._allowed_w(at_s), len(power_w))
+
+    def _allowed_w(self, second: int) -> float:
+        """Of two budgets that fall into one second, the larger was allowed."""
+        return max(self._budget_at(second), self._budget_at(second + 1 - 1e-9))
 
     def _budget_at(self, at_s: float) -> float:
         place = bisect_right(self._budget_at_s, at_s)
@@ -216,22 +231,29 @@ class RunView:
         self.facts: dict[str, Any] = {"phase": "waiting", "at_s": 0.0, "measured": 0, "asked": None}
         self.entries: deque[dict[str, Any]] = deque(maxlen=ENTRIES)
         self.entry_count = 0
-        self.unreadable = 0  # lines of a kind that is known, and of a shape that is not
+        self.unreadable = 0  # lines that make no sense
 
-    def apply(self, event: events.Event | events.Readings | InputError) -> None:
-        """Take in one line of the log; one that makes no sense is counted."""
+    def apply(self, event: events.Line | InputError) -> None:
+        """Take in one line of the log; those that make no sense are counted, and the first is told."""
         if isinstance(event, InputError):
             self.unreadable += 1
+            if self.unreadable == 1:
+                self._enter(self.facts["at_s"], "damage", "warning", str(event))
         elif isinstance(event, events.Readings):
             self.trace.add(event.at_s, event.power_w)
             self._pass_time(max(event.at_s, default=0.0))
+        elif isinstance(event, events.Seconds):
+            self.trace.add_seconds(event)
+            self._pass_time(event.until_s)
         else:
             self._pass_time(event.at_s)
             self._fold(event)
             if (text := words_of(event)) is not None:
-                self.entry_count += 1
-                found = {"number": self.entry_count, "at_s": event.at_s, "kind": event.kind, "level": _level(event)}
-                self.entries.append(found | {"text": text})
+                self._enter(event.at_s, event.kind, _level(event), text)
+
+    def _enter(self, at_s: float, kind: str, level: str, text: str) -> None:
+        self.entry_count += 1
+        self.entries.append({"number": self.entry_count, "at_s": at_s, "kind": kind, "level": level, "text": text})
 
     def ask(self, budget: str) -> None:
         """Remember a budget that was asked for until the run says what holds."""
@@ -273,7 +295,7 @@ class RunView:
                 facts["measured"] += 1
             case events.Planned():
                 facts["reason"] = event.reason
-            case events.Progressed():
+            case events.Progressed() if facts["phase"] != "ended":  # that of the last hour is read after the log
                 facts |= {name: to_json(getattr(event, name)) for name in _CARRIED}
                 facts |= {"phase": "running", "state": event.state}
             case events.Scored():

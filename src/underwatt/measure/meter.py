@@ -340,7 +340,7 @@ def _sound_counter(
 
 
 def read_state(device: Device) -> DeviceState:
-    """What a device is doing; raises ``SensorError`` where it does not answer: whoever asks trains, and has to go on."""
+    """What a device is doing; raises ``SensorError`` where it does not answer: whoever asks has a training to go on."""
     try:
         return answer_within(STATE_S, device.read_state)
     except TimeoutError as exc:

@@ -4,6 +4,9 @@ With no bound on energy that is the fastest setting of each level. With one, jou
 moment takes the setting with the highest rate - λ × power that its level allows. Of all courses that take as long,
 such a one uses the least energy; so the smallest price at which the energy suffices gives the earliest end. The course
 just below that price is faster and uses too much: it is followed until a moment, the thriftier one from then on.
+
+With a deadline the aim is the least energy before it: the same courses, at the price whose course ends in time and uses
+least. The next higher price may use less still and be late: then the two are joined likewise.
 """
 
 from __future__ import annotations
@@ -54,10 +57,14 @@ def look_ahead(
     share: float = 1.0,
     begin_s: float = 0.0,
     energy_j: float | None = None,
+    deadline_s: float | None = None,
     idle_w: float | None = None,
     horizon_s: float = HORIZON_S,
 ) -> Ahead:
     """Choose a row for each stretch of a schedule so that what is left of the training ends soonest.
+
+    With a deadline, a moment like those of the schedule, so that it takes the least energy and ends before it; where
+    nothing ends so soon, it is the soonest all the same.
 
     Of each row: the time to the target if used alone, the watts that the schedule bounds, and its mean watts.
     ``share`` is how much of the training is left, ``energy_j`` the joules left for it. Pausing is one more choice where
@@ -68,7 +75,14 @@ def look_ahead(
     if energy_j is not None and not energy_j >= 0:
         raise InputError(f"The energy left must not be negative, and is {energy_j:g} J.")
     road = _Road.of(schedule, begin_s, begin_s + horizon_s, (time_s, drawn_w, power_w), idle_w)
-    soonest = _Course(road, 0.0)
+    found = _soonest(road, share, energy_j)
+    if deadline_s is None or not found.finish_s <= deadline_s:
+        return found
+    return _thriftiest(road, share, deadline_s)
+
+
+def _soonest(road: _Road, share: float, energy_j: float | None) -> Ahead:
+    begin_s, soonest = road.begin_s, _Course(road, 0.0)
     end_s = soonest.finish_s(share, begin_s)
     if energy_j is None or soonest.energy_to_j(min(end_s, road.end_s)) <= energy_j:
         return _record(soonest, soonest, begin_s, end_s)
@@ -81,6 +95,31 @@ def look_ahead(
     faster, thriftier = found
     switch_s = _switch_s(faster, thriftier, share, energy_j)
     return _record(faster, thriftier, switch_s, thriftier.finish_s(share - faster.share_to(switch_s), switch_s))
+
+
+def _thriftiest(road: _Road, share: float, deadline_s: float) -> Ahead:
+    """The course of least energy that ends in time; there is one, the soonest."""
+
+    def in_time(price: float) -> bool:
+        return _Course(road, price).finish_s(share, road.begin_s) <= deadline_s
+
+    prices = road.prices()
+    fast_enough = [price for price in prices if in_time(price)]  # the first of them: a higher price is never faster
+    found = []
+    for price in fast_enough:
+        course = _Course(road, price)
+        found.append(_record(course, course, road.begin_s, course.finish_s(share, road.begin_s)))
+    if len(fast_enough) < len(prices):
+        low, high = _halved(fast_enough[-1], prices[len(fast_enough)], in_time)
+        faster, thriftier = _Course(road, low), _Course(road, high)
+
+        def end_s(switch_s: float) -> float:
+            return thriftier.finish_s(share - faster.share_to(switch_s), switch_s)
+
+        last_s = faster.finish_s(share, road.begin_s)
+        switch_s = _halved(road.begin_s, last_s, lambda at_s: end_s(at_s) > deadline_s)[1]
+        found.append(_record(faster, thriftier, switch_s, end_s(switch_s)))
+    return min(found, key=lambda course: course.energy_j)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

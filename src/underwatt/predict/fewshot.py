@@ -42,8 +42,9 @@ BEYOND_ONE = (0.3, 0.1)
 # readings move it little.
 SHARE = 0.9
 OWN_WORD = 20.0
-# Predicted so many settings at a time: small enough for the caches, large enough for the matrix products.
-CHUNK = 8192
+# Chosen with benchmarks/speed.py. Predicted so many settings at a time: from about 1,700 on, the arrays of a chunk are
+# handed back to the system after each one, and asking for them again costs a third of the time.
+CHUNK = 1280
 _FACTORS = np.linspace(0.3, 4.0, 371)
 # Larger than any difference of log times, so that runs of one knob do not mix when scanned together.
 _APART = 100.0
@@ -112,8 +113,9 @@ class FittedFewShot:
         """Log time and log power of each setting; among these settings, a higher clock is never slower."""
         check_same_knobs(settings, self.knobs)
         mean, square = np.zeros((2, len(settings))), np.zeros((2, len(settings)))
-        for start in range(0, len(settings), CHUNK):
-            part = slice(start, start + CHUNK)
+        # The last chunk takes the rest along: a few rows alone would be rounded another way by the matrix products.
+        starts = range(0, len(settings), CHUNK)[: max(1, len(settings) // CHUNK)]
+        for part in map(slice, starts, (*starts[1:], len(settings))):
             x = self.centre.inputs(settings.take(part))
             references = {id(expert.reference): expert.reference for expert in self.experts}
             lent = {key: lent_quirks(reference, x) for key, reference in references.items()}

@@ -139,6 +139,7 @@ def build_report(
             workload=profile.workload.name,
             device=profile.device.name,
             simulated=profile.device.simulated,
+            about_watts=profile.device.about_watts,
             budget="" if budget is None else str(budget),
             target=None if record is None else record.start.target,
             made_at=made_at,

@@ -24,6 +24,7 @@ class Title:
     workload: str
     device: str
     simulated: bool
+    about_watts: str  # what they are the watts of; empty where nobody knows
     budget: str  # empty where none was given
     target: float | None  # of the run, where there is one
     made_at: str

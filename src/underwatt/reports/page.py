@@ -209,6 +209,7 @@ def _header(report: figures.Report) -> str:
     chip = '<span class="chip">simulated device</span>' if title.simulated else ""
     budget = f"<span>Budget {escape(title.budget)}</span>" if title.budget else ""
     budget += "" if title.target is None else f"<span>Target {title.target:g}</span>"
+    budget += f"<span>{escape(title.about_watts)}</span>" if title.about_watts else ""
     text = (
         f'<header>\n<p class="brand">Underwatt report</p>\n'
         f"<h1>{escape(title.workload)} <span>on {escape(title.device)}</span></h1>\n"

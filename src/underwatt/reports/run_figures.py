@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from underwatt.records import Setting
-    from underwatt.runlog.run_record import RunRecord, Verdict
+    from underwatt.runlog.run_record import Points, RunRecord
     from underwatt.store.store import ProfileSummary
 
     Floats = NDArray[np.float64]
@@ -48,6 +48,7 @@ OUTCOMES = {
     "interrupted": "was interrupted",
     "failed": "failed",
     "energy spent": "ended because its energy was spent",
+    "diverged": "diverged (its loss or weights were not finite)",
 }
 
 
@@ -107,28 +108,30 @@ def thin(power_w: Floats, bound_w: Floats, most: int = MOST_POINTS) -> NDArray[n
     return np.unique(np.asarray(kept, dtype=np.intp))
 
 
-def stretches(at_s: Floats, power_w: Floats, most: int = MOST_STRETCHES) -> tuple[Floats, Floats, Floats, Floats]:
-    """Middle, lowest, mean and highest reading of at most ``most`` stretches of equally many readings."""
-    edges = np.unique(np.linspace(0, len(power_w), min(most, len(power_w)) + 1).astype(np.intp))
+def stretches(points: Points, most: int = MOST_STRETCHES) -> tuple[Floats, Floats, Floats, Floats]:
+    """Middle, lowest, mean and highest reading of at most ``most`` stretches of equally many points."""
+    at_s, count = points.at_s, len(points.at_s)
+    edges = np.unique(np.linspace(0, count, min(most, count) + 1).astype(np.intp))
     starts = edges[:-1]
     return (
         (at_s[starts] + at_s[edges[1:] - 1]) / 2,
-        np.minimum.reduceat(power_w, starts),
-        np.add.reduceat(power_w, starts) / np.diff(edges),
-        np.maximum.reduceat(power_w, starts),
+        np.minimum.reduceat(points.low_w, starts),
+        np.add.reduceat(points.mean_w * points.readings, starts) / np.add.reduceat(points.readings, starts),
+        np.maximum.reduceat(points.high_w, starts),
     )
 
 
 def trace_figure(record: RunRecord) -> PowerTrace | None:
     """The power of a run against its budget; nothing where no reading was logged."""
-    at_s, power_w = record.power.at_s, record.power.power_w
+    points, tally = record.points, record.tally
+    at_s, power_w = points.at_s, points.high_w
     if not len(at_s):
         return None
     # A reading at the moment of a change stands for the time before it.
     bound_w = record.budget_at(np.nextafter(at_s, -np.inf))
     rows = thin(power_w, bound_w)
     over = power_w > bound_w
-    mean_at_s, low_w, mean_w, high_w = map(_plain, stretches(at_s, power_w))
+    mean_at_s, low_w, mean_w, high_w = map(_plain, stretches(points))
     steps_s, steps_w = record.budget_steps
     bounded = np.isfinite(steps_w)
     verdict = record.verdict()
@@ -138,7 +141,7 @@ def trace_figure(record: RunRecord) -> PowerTrace | None:
         simulated=record.start.simulated,
         at_s=_plain(at_s[rows]),
         power_w=_plain(power_w[rows]),
-        readings=len(at_s),
+        readings=tally.readings,
         mean_at_s=mean_at_s,
         low_w=low_w,
         mean_w=mean_w,
@@ -147,26 +150,25 @@ def trace_figure(record: RunRecord) -> PowerTrace | None:
         budget_w=_plain(steps_w[bounded]),
         over_at_s=_plain(at_s[shown_over]),
         over_power_w=_plain(power_w[shown_over]),
-        readings_over=int(over.sum()),
+        readings_over=tally.readings_over,
         windows_s=windows_s,
         bounded_s=verdict.bounded_s,
         judged_s=verdict.judged_s,
         time_over_s=verdict.over_s,
-        energy_over_j=record.energy_over_j(),
+        energy_over_j=tally.energy_over_j,
         changes=_changes(record),
-        message=_trace_message(record, power_w, bound_w, windows_s, verdict),
+        message=_trace_message(record, windows_s),
     )
 
 
-def _trace_message(
-    record: RunRecord, power_w: Floats, bound_w: Floats, windows_s: tuple[float, ...], verdict: Verdict
-) -> str:
+def _trace_message(record: RunRecord, windows_s: tuple[float, ...]) -> str:
     energy_j, time_s = spent(record)
-    text = f"{counted(len(power_w), 'reading')} over {duration(time_s)}: {watts(float(power_w.max()))} at most; "
+    tally, verdict, most_w = record.tally, record.verdict(), float(record.points.high_w.max())
+    text = f"{counted(tally.readings, 'reading')} over {duration(time_s)}: {watts(most_w)} at most; "
     text += f"{mean_power(energy_j, time_s)}."
     if not windows_s:
         return text
-    over, energy_over_j = float((power_w > bound_w).mean()), record.energy_over_j()
+    over, energy_over_j = tally.readings_over / tally.readings, tally.energy_over_j
     ways = [f"means over {window_s:g} s" if window_s else "single readings" for window_s in windows_s]
     judged = f"Of {duration(verdict.bounded_s)} under a budget, {duration(verdict.judged_s)} were judged"
     more = f"more than {percent(TOLERANCE)}"
@@ -193,7 +195,7 @@ def spent(record: RunRecord) -> tuple[float, float]:
     end = record.end
     if end is not None and math.isfinite(end.energy_j):
         return end.energy_j, end.at_s
-    return record.energy_j(), float(record.span_s().sum())
+    return record.tally.energy_j, record.tally.span_s
 
 
 def _changes(record: RunRecord) -> tuple[Change, ...]:
@@ -223,10 +225,10 @@ def energy_figures(
 
     ``expected_j`` is what a whole training was expected to take under ``budget``, which may be one of several.
     """
-    at_s = record.power.at_s
+    at_s = record.points.at_s
     if len(at_s) < 2:
         return None
-    total_j = np.cumsum(record.power.power_w * record.span_s())
+    total_j = np.cumsum(record.points.energy_j)
     rows = np.unique(np.linspace(0, len(at_s) - 1, MOST_ENERGY_POINTS).round().astype(int))
     energy_j, time_s = spent(record)
     message = f"The run took {energy(energy_j)} in {duration(time_s)}."
@@ -265,16 +267,16 @@ def _by_setting(record: RunRecord, at_s: Floats, total_j: Floats) -> EnergySpent
 
 def happened(record: RunRecord) -> str:
     """How the run went, under which budgets, in one sentence."""
-    end, under = record.end, _under(record)
+    end, under, damage = record.end, _under(record), f" {record.warning}" if record.warning else ""
     if end is None:
-        return f"The run{under} has not ended, or was cut off."
+        return f"The run{under} has not ended, or was cut off.{damage}"
     how = OUTCOMES.get(end.outcome, end.outcome)
     score = "" if end.score is None else f" with a score of {end.score:.4g}"
     why = f": {end.error.rstrip('.')}" if end.error else ""
     knows_energy = math.isfinite(end.energy_j)
     took = [duration(end.at_s), *([energy(end.energy_j)] if knows_energy else []), counted(end.samples, "sample")]
     mean = f", {mean_power(*spent(record))}" if knows_energy else ""
-    text = f"The training{under} {how}{score} after {listed(took)}{mean}{why}."
+    text = f"The training{under} {how}{score} after {listed(took)}{mean}{why}.{damage}"
     return text if end.restored else f"{text} The device was not put back as it was: run `underwatt restore`."
 
 

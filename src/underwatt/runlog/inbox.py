@@ -9,9 +9,9 @@ import time
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from underwatt._files import FileLock, write_atomically
+from underwatt._files import FileLock, open_plain, write_atomically
 from underwatt.budget import parse_watts
 from underwatt.device.journal import journal_folders, process_started, state_dir
 from underwatt.errors import InputError
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 INBOX_NAME = "budget.json"
+MOST_BYTES = 65_536  # of a message, or of an entry that says what is under way
 _Signature = tuple[int, int, int]
 
 
@@ -93,7 +94,7 @@ class Inbox:
 
     def _signature(self) -> _Signature | None:
         try:
-            found = os.stat(self._path)  # noqa: PTH116 - a Path would cost more than the call
+            found = os.lstat(self._path)  # a Path would cost more than the call
         except OSError:
             return None
         return found.st_ino, found.st_mtime_ns, found.st_size
@@ -102,13 +103,27 @@ class Inbox:
         """Id and text of the message; no text, and ``error``, where it makes no sense."""
         self.error = None
         try:
-            message = json.loads(Path(self._path).read_text(encoding="utf-8"))
-            number, text = message["id"], message["budget"]
-            parse_watts(text)
-        except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError, InputError) as exc:
-            self.error = f"The message in {self._path} makes no sense ({exc})."
+            message = _read_json(self._path)
+            if not (isinstance(message, dict) and "id" in message and isinstance(message.get("budget"), str)):
+                raise InputError("it has no id and budget")
+            parse_watts(message["budget"])
+        except (OSError, ValueError, InputError) as exc:
+            why = str(exc).rstrip(".")
+            self.error = f"The message in {self._path} makes no sense ({why}); post one with `underwatt budget`."
             return None, None
-        return number, text
+        return message["id"], message["budget"]
+
+
+def _read_json(path: Path | str) -> Any:
+    """A small file that anybody may have left: no link, pipe or device is read, nothing long and nothing too deep."""
+    with open_plain(path, follow_links=False) as file:
+        text = file.read(MOST_BYTES + 1)
+    if len(text) > MOST_BYTES:
+        raise ValueError(f"it is longer than {MOST_BYTES} bytes")
+    try:
+        return json.loads(text)
+    except RecursionError as exc:
+        raise ValueError("it has too many brackets") from exc
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,8 +216,8 @@ def run_folder(named: Path | str | None) -> Path:
 
 def _alive(path: Path) -> RunningRun | None:
     try:
-        run = from_json(RunningRun, json.loads(path.read_text(encoding="utf-8")))
-    except (OSError, ValueError, RecursionError, InputError):
+        run = from_json(RunningRun, _read_json(path))
+    except (OSError, ValueError, InputError):
         return None
     return run if is_alive(run.pid) and process_started(run.pid) == run.process_started else None
 

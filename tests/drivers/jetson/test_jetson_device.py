@@ -429,3 +429,23 @@ def test_a_container_without_sys(tmp_path: Path) -> None:
     assert not any(items[name].usable for name in ("cpu_cores", "gpu_mhz", "mem_mhz", "power", "temperature"))
     assert all(item.usable or item.remedy for item in items.values())
     assert device.read_state().running == PowerMode()
+
+
+def test_a_fresh_board_is_in_the_default_mode_of_its_configuration(tmp_path: Path) -> None:
+    trees.plant(tmp_path, trees.ORIN_AGX_JP5)
+    (tmp_path / "var/lib/nvpmodel/status").unlink()
+    conf = tmp_path / "etc/nvpmodel.conf"
+    conf.write_text(conf.read_text().replace("DEFAULT=0", "DEFAULT=2"))
+    device = JetsonDevice(tmp_path)
+    assert device.space.highest.cpu_cores == 8
+    assert listed(device)["nvpmodel"].detail.startswith("mode 2 (30W) is active; the largest is 0 (MAXN)")
+
+
+def test_the_newer_cap_of_the_memory_clock_holds_too(tmp_path: Path) -> None:
+    trees.plant(tmp_path, trees.ORIN_AGX_JP6)
+    (tmp_path / "sys/kernel/nvpmodel_emc_cap/emc_iso_cap").unlink()
+    trees.put(tmp_path, "sys/kernel/nvpmodel_clk_cap/emc", 2_133_000_000)
+    device = JetsonDevice(tmp_path)
+    assert device.space.highest.mem_mhz == 2133
+    trees.put(tmp_path, "sys/kernel/nvpmodel_clk_cap/emc", 0)
+    assert device.space.highest.mem_mhz == 3199

@@ -17,7 +17,7 @@ from underwatt.drivers.jetson.knobs import (
     nearest_not_above,
     within_bounds,
 )
-from underwatt.drivers.jetson.sysfs import Presence, Sysfs
+from underwatt.drivers.jetson.sysfs import Presence, Sysfs, Writes
 from underwatt.errors import ApplyError, ModeError
 
 if TYPE_CHECKING:
@@ -49,14 +49,14 @@ def test_the_cluster_of_core_0_is_used_first(tmp_path: Path) -> None:
 def test_core_0_stays_on(tmp_path: Path) -> None:
     cpu, sysfs = cpu_of(tmp_path, trees.TX2_NX)
     with pytest.raises(ModeError, match="Core 0"):
-        cpu.switch(0, on=False)
+        cpu.switch(Writes(sysfs), 0, on=False)
     assert sysfs.writes == []
 
 
 def test_a_cluster_is_reached_through_a_core_that_is_on(tmp_path: Path) -> None:
-    cpu, _ = cpu_of(tmp_path, trees.ORIN_AGX_JP5)
+    cpu, sysfs = cpu_of(tmp_path, trees.ORIN_AGX_JP5)
     for core in (4, 5, 8, 9, 10, 11):
-        cpu.switch(core, on=False)
+        cpu.switch(Writes(sysfs), core, on=False)
     assert [(c.cores, c.folder.rsplit("/", 2)[1]) for c in cpu.clusters()] == [
         ((0, 1, 2, 3), "cpu0"),
         ((4, 5, 6, 7), "cpu6"),
@@ -84,7 +84,9 @@ def test_what_the_kernel_does_not_tell_is_none(tmp_path: Path) -> None:
     assert find_cpu(Sysfs(tmp_path / "nowhere")) is None
 
 
-@pytest.mark.parametrize(("value", "cap", "expected"), [(25, None, 20), (5, None, 10), (30, None, 30), (30, 29, 20)])
+@pytest.mark.parametrize(
+    ("value", "cap", "expected"), [(25, None, 20), (5, None, 10), (30, None, 30), (30, 24, 20), (30, 29, 30)]
+)
 def test_nearest_not_above(value: int, cap: int | None, expected: int) -> None:
     assert nearest_not_above((30, 10, 20), value, cap) == expected
 
@@ -136,10 +138,10 @@ def test_pinning_raises_the_maximum_first_and_lowers_the_minimum_first(tmp_path:
     sysfs = trees.KernelSysfs(trees.plant(tmp_path, trees.NANO))
     gpu = find_gpu(sysfs)
     assert gpu is not None
-    gpu.pin(76_800_000)
+    gpu.pin(Writes(sysfs), 76_800_000)
     sysfs.writes.clear()
-    gpu.pin(921_600_000)
-    gpu.pin(153_600_000)
+    gpu.pin(Writes(sysfs), 921_600_000)
+    gpu.pin(Writes(sysfs), 153_600_000)
     assert [path.rsplit("/", 1)[1] for path, _ in sysfs.writes] == ["max_freq", "min_freq", "min_freq", "max_freq"]
 
 
@@ -191,7 +193,7 @@ def test_pinning_locks_first(tmp_path: Path, name: str) -> None:
     tree = trees.SETTABLE[name]
     sysfs = trees.KernelSysfs(trees.plant(tmp_path, tree))
     emc = emc_of(sysfs)
-    emc.pin(204 * MHZ)
+    emc.pin(Writes(sysfs), 204 * MHZ)
     rate, lock = tree.emc_files
     assert sysfs.writes == [(lock, "1"), (rate, "204000000")]
     assert emc.running_mhz() == 204
@@ -200,8 +202,10 @@ def test_pinning_locks_first(tmp_path: Path, name: str) -> None:
 def test_a_rounded_rate_is_an_error(tmp_path: Path) -> None:
     sysfs = trees.KernelSysfs(trees.plant(tmp_path, trees.ORIN_NANO))
     sysfs.round_to[trees.ORIN_NANO.emc_files[0]] = 665_600_000
+    writes = Writes(sysfs)
+    emc_of(sysfs).pin(writes, 2_133_000_000)
     with pytest.raises(ApplyError, match="asked for 2133000000 and took 665600000"):
-        emc_of(sysfs).pin(2_133_000_000)
+        writes.settle()
 
 
 def test_without_debugfs_there_is_no_knob_but_a_hidden_one_stays(tmp_path: Path) -> None:

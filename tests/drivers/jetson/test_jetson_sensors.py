@@ -2,11 +2,12 @@ from __future__ import annotations
 
 import shutil
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import jetson_trees as trees
 import pytest
 
+from underwatt.device.timing import SystemClock
 from underwatt.drivers.jetson.board_facts import detect_board
 from underwatt.drivers.jetson.device import JetsonDevice
 from underwatt.drivers.jetson.sensors import PowerMonitor, ThermalZones, find_rails
@@ -174,17 +175,17 @@ def root(tmp_path: Path) -> Path:
 
 
 def test_temperatures_without_the_constant_zone(root: Path) -> None:
-    assert ThermalZones(Sysfs(root)).temperatures_c() == {"CPU": 41.5, "gpu": 39.0}
+    assert ThermalZones(Sysfs(root), SystemClock()).temperatures_c() == {"CPU": 41.5, "gpu": 39.0}
 
 
 @pytest.mark.parametrize("text", ["-256000", "999000", "", "garbage"])
 def test_a_zone_that_is_powered_down_is_left_out(root: Path, text: str) -> None:
     trees.put(root, f"{ZONE}1/temp", text)
-    assert ThermalZones(Sysfs(root)).temperatures_c() == {"CPU": 41.5}
+    assert ThermalZones(Sysfs(root), SystemClock()).temperatures_c() == {"CPU": 41.5}
 
 
 def test_a_fan_at_work_is_no_throttling_but_a_cooling_clock_is(root: Path) -> None:
-    thermal = ThermalZones(Sysfs(root))
+    thermal = ThermalZones(Sysfs(root), SystemClock())
     assert thermal.throttle_reasons() == ()
     trees.put(root, "sys/class/thermal/cooling_device1/cur_state", 2)
     assert thermal.throttle_reasons() == ("thermal: cpu-throttle-alert at 2",)
@@ -194,10 +195,68 @@ def test_a_fan_at_work_is_no_throttling_but_a_cooling_clock_is(root: Path) -> No
 
 def test_over_current_events_count_from_the_last_look(root: Path) -> None:
     counter = "sys/class/hwmon/hwmon9/oc1_event_cnt"
-    thermal = ThermalZones(Sysfs(root))
+    thermal = ThermalZones(Sysfs(root), SystemClock())
     assert thermal.throttle_reasons() == ()
     trees.put(root, counter, 9)
     assert thermal.throttle_reasons() == ("over-current: OC1 (2 events)",)
     assert thermal.throttle_reasons() == ()
     trees.put(root, counter, "?")
     assert thermal.throttle_reasons() == ()
+
+
+class Hand:
+    """A clock that is moved by hand."""
+
+    at_s = 0.0
+
+    def now_s(self) -> float:
+        return self.at_s
+
+
+def test_small_over_current_events_count_by_how_often_they_come(root: Path) -> None:
+    counter = "sys/class/hwmon/hwmon9/oc3_event_cnt"
+    trees.put(root, counter, 27_390)
+    clock: Any = Hand()
+    thermal = ThermalZones(Sysfs(root), clock)
+    assert thermal.throttle_reasons() == ()
+    count = 27_390
+    for _ in range(40):  # as on a board that is well under load: 7.6 a second
+        clock.at_s += 0.25
+        count += 2
+        trees.put(root, counter, count)
+        assert thermal.throttle_reasons() == ()
+    clock.at_s += 10.0
+    trees.put(root, counter, count + 500)
+    assert thermal.throttle_reasons() == ("over-current: OC3 (500 events)",)
+    assert thermal.throttle_reasons() == ()
+
+
+def test_rail_names_that_only_root_reads_come_from_the_device_tree(tmp_path: Path) -> None:
+    class Sealed(Sysfs):
+        def _pull(self, path: str) -> bytes:
+            if "/rail_name_" in path:
+                raise PermissionError(13, "no")
+            return super()._pull(path)
+
+    root = trees.plant(tmp_path, trees.NANO)
+    sysfs = Sealed(root)
+    with pytest.raises(SensorError, match=r"Only root may read which rail is which.*sudo"):
+        PowerMonitor(sysfs, detect_board(sysfs)).total_w()
+    for channel, (name, _, _) in enumerate(trees.NANO.sensors[0].rails):
+        of_node = "sys/bus/i2c/drivers/ina3221x/6-0040/of_node"
+        trees.put(root, f"{of_node}/channel@{channel}/ti,rail-name", f"{name}\0")
+    assert PowerMonitor(sysfs, detect_board(sysfs)).total_w() == pytest.approx(3.5)
+
+
+def test_a_sensor_that_is_busy_for_a_moment_is_asked_again(root: Path) -> None:
+    class Busy(Sysfs):
+        refusals = 2
+
+        def _pull(self, path: str) -> bytes:
+            if path.endswith("_input") and self.refusals:
+                self.refusals -= 1
+                raise BlockingIOError(11, "busy")
+            return super()._pull(path)
+
+    sysfs = Busy(root)
+    assert PowerMonitor(sysfs, detect_board(sysfs)).total_w() > 0

@@ -216,6 +216,14 @@ def test_a_tampered_snapshot_writes_only_what_this_driver_sets(board: Board, pat
     assert target.read_text() == "1\n"
 
 
+@pytest.mark.parametrize("text", ["", "garbage\n", "-1\n"])
+def test_a_damaged_snapshot_is_refused_not_a_crash(board: Board, text: str) -> None:
+    device, sysfs = board
+    sysfs.refuse = {f"{ORIN.gpu}/{end}_freq": errno.EINVAL for end in ("min", "max")}
+    with pytest.raises(ApplyError, match="Not as it was found"):
+        device.restore({f"{ORIN.gpu}/min_freq": text, f"{ORIN.gpu}/max_freq": text})
+
+
 def test_a_cluster_that_slept_when_the_snapshot_was_taken_is_not_left_pinned(board: Board) -> None:
     device, sysfs = board
     device.apply(PowerMode(cpu_cores=8))

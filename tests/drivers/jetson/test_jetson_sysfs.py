@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 from hypothesis import given, strategies as st
 
-from underwatt.drivers.jetson.sysfs import Presence, Sysfs, write_range
+from underwatt.drivers.jetson.sysfs import Presence, Sysfs, Wanted, Writes
 from underwatt.errors import ApplyError, NotPermittedError, SensorError
 
 if TYPE_CHECKING:
@@ -80,10 +80,17 @@ def test_a_silently_rounded_write_names_both_values(tmp_path: Path) -> None:
             super()._push(path, b"700\n")
 
     (tmp_path / "clock").write_text("500\n")
+    writes = Writes(Rounding(tmp_path))
+    writes.put("clock", Wanted("750\n"))
     with pytest.raises(ApplyError, match="asked for 750 and took 700"):
-        Rounding(tmp_path).write_checked("clock", "750\n")
-    Rounding(tmp_path).write_checked("clock", "700\n")
-    Rounding(tmp_path).write_checked("clock", "701\n", tolerance=1)
+        writes.settle()
+    for wanted in (
+        Wanted("700\n"),
+        Wanted("701\n", tolerance=1),
+        Wanted("900\n", excuse=lambda found, asked: found < asked),
+    ):
+        writes.put("clock", wanted)
+        writes.settle()
 
 
 def test_bytes_survive_reading_and_writing(tmp_path: Path) -> None:
@@ -126,5 +133,5 @@ _values = st.integers(min_value=0, max_value=10)
 @given(_values, _values, _values, _values)
 def test_a_range_is_set_from_anywhere_to_anywhere_without_crossing(a: int, b: int, c: int, d: int) -> None:
     sysfs = Bounds(min(a, b), max(a, b))
-    write_range(sysfs, ("min", "max"), f"{min(c, d)}\n", f"{max(c, d)}\n")
+    Writes(sysfs).put_range(("min", "max"), Wanted(f"{min(c, d)}\n"), Wanted(f"{max(c, d)}\n"))
     assert sysfs.values == {"min": min(c, d), "max": max(c, d)}

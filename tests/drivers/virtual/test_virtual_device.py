@@ -31,6 +31,14 @@ def test_backend_lists_boards_and_is_never_chosen_by_itself() -> None:
     assert backend.open("").info.address == "virtual:nano"
 
 
+@pytest.mark.parametrize(
+    ("name", "power_of"),
+    [("tx2-nx", "module (VDD_IN)"), ("orin-agx", "module (VDD_GPU_SOC + VDD_CPU_CV + VIN_SYS_5V0)")],
+)
+def test_says_what_its_watts_are_of(name: str, power_of: str) -> None:
+    assert backend.open(name).info.power_of == power_of
+
+
 def test_says_that_it_is_simulated() -> None:
     device = backend.open("nano?seed=3")
     assert device.info.simulated

@@ -105,6 +105,17 @@ def l4t_release(sysfs: Sysfs) -> str:
     return f"R{found[1]}.{found[2]}" if found else ""
 
 
+def release_major(sysfs: Sysfs) -> int:
+    """The first number of the release, 0 where it is not told."""
+    found = re.match(r"R(\d+)", l4t_release(sysfs))
+    return int(found[1]) if found else 0
+
+
+def nearest(table: Collection[int], value: float) -> int:
+    """The entry that a value means: kernels and nvpmodel's own files spell clocks with rounding of their own."""
+    return min(table, key=lambda entry: abs(entry - value))
+
+
 @dataclass(frozen=True, slots=True)
 class Caps:
     """What a power mode allows at most; nothing named is nothing capped."""
@@ -136,6 +147,7 @@ class NvpConf:
 
     modes: Mapping[int, NvpMode] = field(default_factory=dict)
     paths: Mapping[tuple[str, str], str] = field(default_factory=dict)
+    default_id: int | None = None  # the mode of a board on which none was ever chosen
 
     def caps(self, mode_id: int | None) -> Caps:
         """What a mode caps; one that is not in the file (a custom one) caps nothing that we know of."""
@@ -173,12 +185,15 @@ def parse_conf(text: str) -> NvpConf:
     modes: dict[int, NvpMode] = {}
     paths: dict[tuple[str, str], str] = {}
     section, param, values = "", "", dict[tuple[str, str], str]()
+    default_id: int | None = None
     for number, raw in enumerate(text.splitlines(), start=1):
         line = raw.split("#", 1)[0].strip()
         if line.startswith("<"):
             section, attributes = _header(line, number)
             if section == "PARAM":
                 param = attributes.get("NAME", "")
+            elif section == "PM_CONFIG" and re.fullmatch(r"[0-9]{1,6}", attributes.get("DEFAULT", "")):
+                default_id = int(attributes["DEFAULT"])
             elif section == "POWER_MODEL":
                 values = {}
                 text_id = attributes.get("ID", "")
@@ -196,7 +211,7 @@ def parse_conf(text: str) -> NvpConf:
             if len(words) < 3:
                 raise InputError(f"Line {number} of nvpmodel.conf is not 'PARAM ARG VALUE': {line[:60]!r}.")
             values[words[0], words[1]] = words[2]
-    return NvpConf(modes, paths)
+    return NvpConf(modes, paths, default_id)
 
 
 def active_id(sysfs: Sysfs) -> int | None:

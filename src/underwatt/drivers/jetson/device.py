@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,13 +18,26 @@ from underwatt.drivers.jetson.board_facts import (
     detect_board,
     is_simulated,
     l4t_release,
+    nearest,
     parse_conf,
+    release_major,
     serial_number,
 )
-from underwatt.drivers.jetson.knobs import CAP_FILE, DEBUGFS, HZ_PER_MHZ, KHZ_PER_MHZ, Hardware, Tables, find_railgate
+from underwatt.drivers.jetson.knobs import (
+    CAP_FILES,
+    DEBUGFS,
+    HZ_PER_MHZ,
+    KHZ_PER_MHZ,
+    MEMORY_UNTRIED_FROM,
+    Cluster,
+    Hardware,
+    Tables,
+    find_gpu,
+    find_railgate,
+)
 from underwatt.drivers.jetson.sensors import PowerMonitor, ThermalZones
-from underwatt.drivers.jetson.snapshot import Restorer, take_snapshot
-from underwatt.drivers.jetson.sysfs import Presence, Sysfs
+from underwatt.drivers.jetson.snapshot import Pinned, Restorer, take_snapshot
+from underwatt.drivers.jetson.sysfs import Presence, Sysfs, Writes
 from underwatt.errors import ApplyError, DeviceError, InputError, ModeError, NotPermittedError
 from underwatt.records import Capability, DeviceInfo, DeviceState, PowerMode, PowerSample
 
@@ -47,21 +62,33 @@ class JetsonDevice:
         self._sysfs = sysfs or Sysfs(Path(root).absolute())
         self.clock: Clock = clock or SystemClock()
         self._board = detect_board(self._sysfs)
-        self._hardware = Hardware.find(self._sysfs, self._board)
+        self._seen = Hardware.find(self._sysfs, self._board)
         self._monitor = PowerMonitor(self._sysfs, self._board)
-        self._thermal = ThermalZones(self._sysfs)
+        self._thermal = ThermalZones(self._sysfs, self.clock)
         self._conf, self._conf_error = _conf_or_error(self._sysfs)
         self.info = self._identify()
-        self._limits_seen: tuple[str, str] | None = None
+        self._limits_seen: tuple[str, ...] | None = None
         self._tables = Tables()
         self._space = build_space(self._tables, Caps())
+        self._pinned = Pinned(self._sysfs)
+
+    @property
+    def _hardware(self) -> Hardware:
+        """What can be set; a GPU that was not there is looked for again, as its node appears when it is first used."""
+        if self._seen.gpu is None and not self._board.read_only:
+            gpu = find_gpu(self._sysfs)
+            if gpu is not None:
+                self._seen = replace(self._seen, gpu=gpu)
+                self._limits_seen = None
+        return self._seen
 
     @property
     def space(self) -> ModeSpace:
         """The knobs of this board, within the caps of its active nvpmodel mode; follows a mode switch."""
-        limits = (self._sysfs.text_or_empty(STATUS_FILE), self._sysfs.text_or_empty(CAP_FILE))
+        hardware = self._hardware
+        limits = tuple(self._sysfs.text_or_empty(path) for path in (STATUS_FILE, *CAP_FILES))
         if limits != self._limits_seen:
-            self._tables = self._hardware.tables()
+            self._tables = hardware.tables()
             self._space = build_space(self._tables, self._caps())
             self._limits_seen = limits
         return self._space
@@ -73,7 +100,7 @@ class JetsonDevice:
 
     def capabilities(self) -> tuple[Capability, ...]:
         """Its knobs and sensors, which of them this user may use, and what would permit the others."""
-        mode_id = active_id(self._sysfs)
+        mode_id = self._mode_id()
         mode = self._conf.modes.get(mode_id) if mode_id is not None else None
         capped = f" (within nvpmodel mode {mode.id} {mode.name})" if mode and self._caps() != Caps() else ""
         knobs = (self._knob_capability(name, capped) for name in self._hardware.knobs)
@@ -101,19 +128,35 @@ class JetsonDevice:
         exact = self._checked(mode)
         require_writable(self._sysfs, self._hardware, tuple(exact.knobs()))
         before = self.snapshot()
+        writes = Writes(self._sysfs)
         try:
-            self._hardware.write(exact.knobs(), self._caps())
+            with self._pinned.changed_by(writes, self._mode_id()):
+                self._hardware.write(writes, exact.knobs(), self._caps())
         except DeviceError as exc:
-            kind = NotPermittedError if isinstance(exc, NotPermittedError) else ApplyError
-            raise kind(f"{exc.message} {self._put_back(before)}", hint=exc.hint) from exc
+            first = next(iter(writes.unsettled().values()), exc)  # a limit that did not take makes the next one refused
+            kind = NotPermittedError if isinstance(first, NotPermittedError) else ApplyError
+            raise kind(f"{first.message} {self._put_back(before)}", hint=first.hint) from exc
 
     def snapshot(self, mode: PowerMode | None = None) -> Mapping[str, str]:  # noqa: ARG002 - always all of it
-        """The text of every file that ``apply`` could change, and the active nvpmodel mode."""
-        return take_snapshot(self._sysfs, self._hardware.files())
+        """The text of every file that ``apply`` could change, and the active nvpmodel mode.
+
+        A limit that heat has lowered is kept as it was before: put back lowered, it would stay so.
+        """
+        hardware, caps = self._hardware, self._caps()
+        found = take_snapshot(self._sysfs, hardware.files())
+        for clock in hardware.ranges():
+            cap = caps.cluster_khz(clock.cores) if isinstance(clock, Cluster) else caps.gpu_hz
+            found.update({path: clock.before_heat(found[path], cap) for path in clock.files if path in found})
+        return {**found, **(hardware.emc.held() if hardware.emc else {})}
 
     def restore(self, snapshot: Mapping[str, str]) -> None:
         """Put back what ``snapshot`` found; may be repeated."""
-        Restorer(self._sysfs, snapshot).run()
+        Restorer(self._sysfs, snapshot, self._pinned.paths).run()
+        self._pinned.forget()
+
+    def foreign_changes(self) -> tuple[str, ...]:
+        """What others have changed since it was set here, each said once; cheap enough for every few seconds."""
+        return self._pinned.foreign_changes(self._mode_id())
 
     def close(self) -> None:
         """Nothing is held open."""
@@ -130,10 +173,16 @@ class JetsonDevice:
             address=f"jetson:{root}",
             simulated=simulated,
             software={"l4t": release} if release else {},
+            power_of=f"module ({' + '.join(self._board.total_rails)})" if self._board.total_rails else "",
         )
 
+    def _mode_id(self) -> int | None:
+        """The active nvpmodel mode; on a fresh board, which tells none, the default of its configuration."""
+        told = active_id(self._sysfs)
+        return self._conf.default_id if told is None else told
+
     def _caps(self) -> Caps:
-        return self._conf.caps(active_id(self._sysfs))
+        return self._conf.caps(self._mode_id())
 
     def _checked(self, mode: PowerMode) -> PowerMode:
         """The mode in the table's spelling; where only the active nvpmodel mode forbids it, the error says so."""
@@ -144,14 +193,15 @@ class JetsonDevice:
             if mode not in build_space(self._tables, Caps()):
                 raise
             raise ModeError(
-                f"{exc.message} Nvpmodel mode {active_id(self._sysfs)}, which is active, caps it.",
+                f"{exc.message} Nvpmodel mode {self._mode_id()}, which is active, caps it.",
                 hint=self._how_to_lift(mode),
             ) from exc
 
     def _how_to_lift(self, mode: PowerMode) -> str:
         """The nvpmodel mode that allows what was asked, one without a reboot if there is one."""
-        now_id = active_id(self._sysfs)
-        able = [i for i in sorted(self._conf.modes) if mode in build_space(self._tables, self._conf.caps(i))]
+        now_id = self._mode_id()
+        tables = self._hardware.tables(capped=False)
+        able = [i for i in self._by_size() if mode in build_space(tables, self._conf.caps(i))]
         if not able:
             return "No nvpmodel mode of this board allows it."
         best = min(able, key=lambda i: bool(self._conf.reboot_reasons(now_id, i)))
@@ -162,6 +212,12 @@ class JetsonDevice:
             f"Switching nvpmodel from mode {now_id} to {best} changes {' and '.join(reasons)}, which needs a reboot. "
             f"Underwatt never reboots a board: run 'sudo nvpmodel -m {best}', reboot, and start again."
         )
+
+    def _by_size(self) -> list[int]:
+        """The nvpmodel modes, the largest by its caps first: their numbers and names do not tell."""
+        tables = self._hardware.tables(capped=False)
+        highest = {i: build_space(tables, self._conf.caps(i)).highest.knobs() for i in sorted(self._conf.modes)}
+        return sorted(highest, key=lambda i: math.prod(highest[i].values()), reverse=True)
 
     def _put_back(self, before: Mapping[str, str]) -> str:
         try:
@@ -186,7 +242,12 @@ class JetsonDevice:
             return Capability("nvpmodel", "sensor", False, detail, "Set one: sudo nvpmodel -m 0")
         mode = self._conf.modes.get(mode_id)
         known = mode.name if mode else "custom: its caps are not known"
-        return Capability("nvpmodel", "sensor", True, f"mode {mode_id} ({known}) is active")
+        detail = f"mode {mode_id} ({known}) is active"
+        largest = next(iter(self._by_size()), mode_id)
+        if largest != mode_id:
+            name = self._conf.modes[largest].name
+            detail = f"{detail}; the largest is {largest} ({name}): sudo nvpmodel -m {largest}"
+        return Capability("nvpmodel", "sensor", True, detail)
 
 
 def _conf_or_error(sysfs: Sysfs) -> tuple[NvpConf, str]:
@@ -209,7 +270,8 @@ def build_space(tables: Tables, caps: Caps) -> ModeSpace:
         ("mem_mhz", tables.emc_hz, HZ_PER_MHZ, caps.emc_hz),
     ):
         if table:
-            allowed = [value for value in table if cap is None or value <= cap] or table[:1]
+            # The vendor's files spell caps as they like, and the kernel takes the nearest clock.
+            allowed = [value for value in table if cap is None or value <= nearest(table, cap)]
             knobs.append(Knob(name, tuple(value / per_mhz for value in allowed)))
     return ModeSpace(knobs)
 
@@ -275,8 +337,14 @@ def _why_missing(sysfs: Sysfs, board: Board, name: str) -> tuple[str, str]:
         return board.read_only, "Set its mode with nvpmodel; Underwatt measures what it draws."
     if name == "gpu_mhz":
         gate = find_railgate(sysfs)
-        wake = f"echo 0 | sudo tee {sysfs.full(gate)}" if gate else "start any CUDA program"
-        return "No devfreq node of a GPU was found; it may be powered down.", f"Wake it: {wake}."
+        wake = f", or: echo 0 | sudo tee {sysfs.full(gate)}" if gate else "."
+        return (
+            "No clock of a GPU shows; it may be powered down.",
+            f"It shows once the GPU is used: start any CUDA program{wake}",
+        )
+    if name == "mem_mhz" and release_major(sysfs) >= MEMORY_UNTRIED_FROM:
+        detail = "Nobody has tried to pin the memory clock of this release, whose own tool sets a floor instead."
+        return detail, "The other knobs still work; tell us if you would try it."
     if name == "mem_mhz":
         clocks = sysfs.presence(f"{DEBUGFS}/clk")
         if clocks is Presence.ABSENT:

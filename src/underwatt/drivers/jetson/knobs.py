@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, ClassVar
 
-from underwatt.drivers.jetson.sysfs import Presence, write_range
+from underwatt.drivers.jetson.board_facts import nearest, release_major
+from underwatt.drivers.jetson.sysfs import PATIENCE_S, Presence, Wanted, Writes
 from underwatt.errors import DeviceError, ModeError
 
 if TYPE_CHECKING:
@@ -24,7 +25,11 @@ KHZ_PER_MHZ = 1_000
 HZ_PER_MHZ = 1_000_000
 CPU_FOLDER = "sys/devices/system/cpu"
 DEBUGFS = "sys/kernel/debug"
-CAP_FILE = "sys/kernel/nvpmodel_emc_cap/emc_iso_cap"
+CAP_FILES = ("sys/kernel/nvpmodel_emc_cap/emc_iso_cap", "sys/kernel/nvpmodel_clk_cap/emc")
+COOLERS = "sys/class/thermal/cooling_device*"
+# From this release on the vendor's own tool sets a floor instead of a fixed clock. Files do not tell the two apart, so
+# that this is the one thing that a release number decides, until someone has tried it on a board.
+MEMORY_UNTRIED_FROM = 38
 _CHIPS = ("gm20b", "gp10b", "gv11b", "ga10b")
 _KNOWN_NODES = ("57000000.gpu", "17000000.gp10b", "17000000.gv11b", "17000000.ga10b", "17000000.gpu", "gpu-gpc-0")
 _KNOWN_PLACES = (
@@ -55,6 +60,7 @@ class ClockRange:
     folder: str
     prefix: ClassVar[str]
     per_mhz: ClassVar[int]
+    cooler: ClassVar[str]  # what the names of cooling devices that lower its maximum have in common
 
     def file(self, name: str) -> str:
         """One of its files."""
@@ -69,9 +75,35 @@ class ClockRange:
         """Every clock the hardware has, ascending, in the unit of its files."""
         return self.sysfs.read_ints(self.file("available_frequencies"))
 
-    def pin(self, clock: int) -> None:
+    def pin(self, writes: Writes, clock: int) -> None:
         """Hold the clock at one value."""
-        write_range(self.sysfs, self.files, f"{clock}\n", f"{clock}\n")
+        self.put(writes, f"{clock}\n", f"{clock}\n")
+
+    def put(self, writes: Writes, low: str, high: str, *, always: bool = False) -> None:
+        """Set both limits; one that heat holds down for now has been taken all the same."""
+        ends = (Wanted(text, excuse=self._held_below) for text in (low, high))
+        writes.put_range(self.files, *ends, always=always)
+
+    def _held_below(self, found: int, wanted: int) -> bool:
+        return found < wanted and found in self.heat_limits()
+
+    def heat_limits(self) -> frozenset[int]:
+        """The maxima that cooling devices impose now: each takes as many entries from the top as its state says."""
+        table = _or_empty(self.table)
+        limits = set()
+        for device in self.sysfs.glob(COOLERS) if table else ():
+            state = self.sysfs.int_or_none(f"{device}/cur_state") or 0
+            if state > 0 and self.cooler in self.sysfs.text_or_empty(f"{device}/type"):
+                limits.add(table[max(0, len(table) - 1 - state)])
+        return frozenset(limits)
+
+    def before_heat(self, found: str, cap: int | None) -> str:
+        """A limit without what heat has taken from it: as high as the active mode allows, where it shows heat's own."""
+        limits = self.heat_limits()
+        if not limits or not found.strip().isdecimal() or int(found) not in limits:
+            return found
+        table = self.table()
+        return f"{table[-1] if cap is None else nearest(table, cap)}\n"
 
     def running_mhz(self) -> float | None:
         """The clock now, or ``None`` where it is not told, as while a GPU is powered down."""
@@ -82,20 +114,20 @@ class ClockRange:
 class Gpu(ClockRange):
     """The GPU, by its devfreq node."""
 
-    prefix, per_mhz = "", HZ_PER_MHZ
+    prefix, per_mhz, cooler = "", HZ_PER_MHZ, "devfreq"
 
 
 @dataclass(frozen=True, slots=True)
 class Cluster(ClockRange):
     """Cores that share one clock, reached through the folder of one of them that is on."""
 
-    cores: tuple[int, ...]
-    prefix, per_mhz = "scaling_", KHZ_PER_MHZ
+    cores: tuple[int, ...] = ()
+    prefix, per_mhz, cooler = "scaling_", KHZ_PER_MHZ, "cpufreq"
 
-    def release(self) -> None:
+    def release(self, writes: Writes) -> None:
         """Let the clock range over all the hardware has: what the kernel starts a cluster with."""
         low, high = (self.sysfs.read(f"{self.folder}/cpuinfo_{end}_freq") for end in ("min", "max"))
-        write_range(self.sysfs, self.files, low, high)
+        self.put(writes, low, high)
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,9 +145,10 @@ class Cpu:
 
     def online(self) -> frozenset[int]:
         """The cores that are on now; a core that cannot be switched is on."""
-        return frozenset(
-            core for core in self.cores if core not in self.switchable or self.sysfs.read_word(online_file(core)) == "1"
-        )
+        return frozenset(core for core in self.cores if core not in self.switchable or self._is_on(core))
+
+    def _is_on(self, core: int) -> bool:
+        return self.sysfs.read_word(online_file(core), patience_s=PATIENCE_S) == "1"
 
     def running_cores(self) -> int | None:
         """How many cores are on, or ``None`` where it is not told."""
@@ -124,11 +157,17 @@ class Cpu:
         except DeviceError:
             return None
 
-    def switch(self, core: int, *, on: bool) -> None:
+    def switch(self, writes: Writes, core: int, *, on: bool) -> None:
         """Turn one core on or off; core 0 runs the kernel's own work and stays on."""
         if core == 0 and not on:
             raise ModeError("Core 0 cannot be taken offline.", hint="Ask for at least one core.")
-        self.sysfs.write_checked(online_file(core), f"{int(on)}\n")
+        writes.put(online_file(core), Wanted(f"{int(on)}\n"))
+        writes.rights_late = writes.rights_late or on
+
+    def awake_clusters(self) -> tuple[Cluster, ...]:
+        """The clusters with a core that is on: the files of the others may show, and cannot be written."""
+        online = self.online()
+        return tuple(cluster for cluster in self.clusters() if online & set(cluster.cores))
 
     def clusters(self) -> tuple[Cluster, ...]:
         """The clusters that show a clock now, that of core 0 first; one with all cores off may show none."""
@@ -195,6 +234,15 @@ class EmcNode:
     high: str
     running: str
 
+    def wanted_rate(self, text: str) -> Wanted:
+        """A rate as it is to be read back: from its own file, or from the one that tells the clock that runs."""
+        return Wanted(text, _ROUNDED_HZ, "" if self.running == self.rate else self.running)
+
+
+def tells_rate(text: str) -> bool:
+    """Whether the text of a rate's file is a rate; that of ``override.emc`` gives back whether it is enabled."""
+    return text.strip() not in ("", "0", "1")
+
 
 _BPMP, _CLK, _BWM = f"{DEBUGFS}/bpmp/debug/clk/emc", f"{DEBUGFS}/clk/override.emc", f"{DEBUGFS}/tegra_bwmgr"
 BPMP = EmcNode(f"{_BPMP}/rate", f"{_BPMP}/mrq_rate_locked", f"{_BPMP}/min_rate", f"{_BPMP}/max_rate", f"{_BPMP}/rate")
@@ -219,13 +267,24 @@ class Emc:
     def table(self, *, capped: bool = True) -> tuple[int, ...]:
         """The known clocks within the board's bounds and, where wanted, the cap that stands, ascending."""
         low, high = (self.sysfs.int_or_none(path) for path in (self.node.low, self.node.high))
-        cap = self.sysfs.int_or_none(CAP_FILE) or None if capped else None
-        return within_bounds(self.known_mhz, low, high, cap)
+        caps = [self.sysfs.int_or_none(path) for path in CAP_FILES] if capped else []
+        return within_bounds(self.known_mhz, low, high, next((cap for cap in caps if cap), None))
 
-    def pin(self, hz: int) -> None:
-        """Hold the clock at one value: locked first, or the firmware would move it again."""
-        self.sysfs.write_checked(self.node.lock, "1\n")
-        self.sysfs.write_checked(self.node.rate, f"{hz}\n", tolerance=_ROUNDED_HZ)
+    def pin(self, writes: Writes, hz: int) -> None:
+        """Hold the clock at one value: locked first, or the firmware would move it again.
+
+        A lock may count how often it was set, so that it is set only where it is not.
+        """
+        if self.sysfs.read_word(self.node.lock, patience_s=PATIENCE_S) != "1":
+            writes.put(self.node.lock, Wanted("1\n"))
+        writes.put(self.node.rate, self.node.wanted_rate(f"{hz}\n"))
+
+    def held(self) -> dict[str, str]:
+        """What a snapshot needs beyond ``files``: the rate that another holds, where the rate's file does not tell."""
+        lock, rate = (self.sysfs.text_or_empty(path) for path in (self.node.lock, self.node.rate))
+        if lock.strip() == "1" and not tells_rate(rate):
+            return {self.node.running: self.sysfs.text_or_empty(self.node.running)}
+        return {}
 
     def running_mhz(self) -> float | None:
         """The clock now, or ``None`` where this user may not know."""
@@ -235,6 +294,8 @@ class Emc:
 
 def find_emc(sysfs: Sysfs, board: Board) -> Emc | None:
     """The memory clock of this board; kept where debugfs merely hides it, ``None`` where it is not there."""
+    if release_major(sysfs) >= MEMORY_UNTRIED_FROM:
+        return None
     node = OVERRIDE if board.emc_override else BPMP
     return None if sysfs.presence(node.rate) is Presence.ABSENT else Emc(sysfs, node, board.emc_mhz)
 
@@ -296,6 +357,10 @@ class Hardware:
             emc_hz=_or_empty(partial(self.emc.table, capped=capped)) if self.emc else (),
         )
 
+    def ranges(self) -> tuple[ClockRange, ...]:
+        """The clocks that have a minimum and a maximum, as far as they show now."""
+        return (*(self.cpu.clusters() if self.cpu else ()), *((self.gpu,) if self.gpu else ()))
+
     def files(self) -> tuple[str, ...]:
         """Every file that setting a mode could change, as far as it shows now."""
         return tuple(file for knob in self.knobs for file in self.files_for(knob))
@@ -309,34 +374,36 @@ class Hardware:
         part = {"gpu_mhz": self.gpu, "mem_mhz": self.emc}.get(knob)
         return part.files if part else ()
 
-    def write(self, mode: Mapping[str, float], caps: Caps) -> None:
-        """Write a mode that has been checked: cores on, clocks, cores off, so that no clock file is away."""
+    def write(self, writes: Writes, mode: Mapping[str, float], caps: Caps) -> None:
+        """Write a mode that has been checked: cores on, clocks, cores off, so that no clock file is away.
+
+        Limits are waited for before cores go off: those of a cluster that is off arrive when it is on again.
+        """
         tables = self.tables()
         wanted = set(tables.allowed_cores(caps)[: int(mode.get("cpu_cores", 0))])
         if "cpu_cores" in mode and self.cpu:
             for core in sorted(wanted - self.cpu.online()):
-                self.cpu.switch(core, on=True)
+                self.cpu.switch(writes, core, on=True)
+            writes.settle()
         if "cpu_mhz" in mode and self.cpu:
-            khz = _entry(tables.cpu_khz, mode["cpu_mhz"] * KHZ_PER_MHZ)
-            for cluster in self.cpu.clusters():
-                cluster.pin(nearest_not_above(cluster.table(), khz, caps.cluster_khz(cluster.cores)))
+            khz = nearest(tables.cpu_khz, mode["cpu_mhz"] * KHZ_PER_MHZ)
+            for cluster in self.cpu.awake_clusters():
+                cluster.pin(writes, nearest_not_above(cluster.table(), khz, caps.cluster_khz(cluster.cores)))
         if "gpu_mhz" in mode and self.gpu:
-            self.gpu.pin(_entry(tables.gpu_hz, mode["gpu_mhz"] * HZ_PER_MHZ))
+            self.gpu.pin(writes, nearest(tables.gpu_hz, mode["gpu_mhz"] * HZ_PER_MHZ))
         if "mem_mhz" in mode and self.emc:
-            self.emc.pin(_entry(tables.emc_hz, mode["mem_mhz"] * HZ_PER_MHZ))
+            self.emc.pin(writes, nearest(tables.emc_hz, mode["mem_mhz"] * HZ_PER_MHZ))
+        writes.settle()
         if "cpu_cores" in mode and self.cpu:
             for core in sorted(self.cpu.online() - wanted):
-                self.cpu.switch(core, on=False)
+                self.cpu.switch(writes, core, on=False)
+            writes.settle()
 
 
 def nearest_not_above(table: Collection[int], value: int, cap: int | None = None) -> int:
-    """The largest entry that is not above ``value`` nor ``cap``, or the smallest there is."""
-    ceiling = value if cap is None else min(value, cap)
+    """The largest entry that is not above ``value`` nor the entry that ``cap`` means, or the smallest there is."""
+    ceiling = value if cap is None else min(value, nearest(table, cap))
     return max((entry for entry in table if entry <= ceiling), default=min(table))
-
-
-def _entry(table: tuple[int, ...], value: float) -> int:
-    return min(table, key=lambda entry: abs(entry - value))
 
 
 def _or_empty(read: Callable[[], tuple[int, ...]]) -> tuple[int, ...]:

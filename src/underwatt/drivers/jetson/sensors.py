@@ -12,6 +12,7 @@ from underwatt.errors import DeviceError, SensorError
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from underwatt.device.timing import Clock
     from underwatt.drivers.jetson.sysfs import Sysfs
 
 MAX_PLAUSIBLE_W = 1000.0  # ten times what any Jetson can draw
@@ -24,6 +25,11 @@ _SUM_CHANNEL = "7"  # the driver's sum of shunt voltages: no rail of its own
 _COLDEST_C, _HOTTEST_C = -60.0, 150.0
 _CONSTANT_ZONES = ("PMIC-Die",)  # reports 100 °C whatever happens
 _NO_THROTTLE = ("fan", "hot-surface")  # these act or warn without slowing anything
+_BUSY_S = 0.02  # a sensor that converts is asked again for so long
+_SERIOUS = ("OC1", "OC2")  # one event tells of a supply that gives way
+# The others halve the clock for about 1 ms an event, several times a second on a board that is well: 20 events a
+# second cost 1% of the speed.
+_OFTEN_PER_S = 20.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +46,10 @@ def find_rails(sysfs: Sysfs) -> tuple[PowerRail, ...]:
     rails: list[PowerRail] = []
     for path in sysfs.glob(_JP4_NAMES):
         folder, channel = path.rsplit("/", 1)[0], path.rsplit("_", 1)[1]
-        rails.append(PowerRail(_label(sysfs, path), (f"{folder}/in_power{channel}_input",), 1e-3))
+        tree = f"{folder.rsplit('/', 1)[0]}/of_node/channel@{channel}/ti,rail-name"
+        # Only root reads the names of the driver; the device tree's are the same, and anyone's to read.
+        name = _label(sysfs, path) or _label(sysfs, tree)
+        rails.append(PowerRail(name, (f"{folder}/in_power{channel}_input",), 1e-3))
     for path in sysfs.glob(_JP5_LABELS):
         folder, file = path.rsplit("/", 1)
         channel = re.sub(r"\D", "", file)
@@ -52,7 +61,8 @@ def find_rails(sysfs: Sysfs) -> tuple[PowerRail, ...]:
         if _label(sysfs, path) == "ina238" and sysfs.exists(f"{folder}/power1_input"):
             name = _label(sysfs, f"{folder}/power1_label") or _label(sysfs, f"{folder}/in1_label") or "VIN"
             rails.append(PowerRail(name, (f"{folder}/power1_input",), 1e-6))
-    return tuple(rail for rail in rails if rail.name not in ("", "NC"))
+    named = tuple(rail for rail in rails if rail.name not in ("", "NC"))
+    return named or tuple(rail for rail in rails if not rail.name)
 
 
 def total_of(board: Board, rails: tuple[PowerRail, ...]) -> tuple[PowerRail, ...]:
@@ -60,6 +70,9 @@ def total_of(board: Board, rails: tuple[PowerRail, ...]) -> tuple[PowerRail, ...
     if board.no_sensor:
         raise SensorError(board.no_sensor, hint="Use an external meter, or plan with a profile of the 4 GB board.")
     by_name = {rail.name: rail for rail in rails}
+    if by_name and not any(by_name):
+        hint = "Run with sudo."
+        raise SensorError(f"Only root may read which rail is which on this {board.name}.", hint=hint)
     if not by_name:
         hint = "Check that the ina3221 driver is loaded and, in a container, that /sys is mounted."
         raise SensorError(f"No power sensor found on this {board.name}.", hint=hint)
@@ -123,7 +136,7 @@ class PowerMonitor:
     def _rail_w(self, rail: PowerRail) -> float:
         power_w, reads = rail.watts_per_unit, f"The power sensor of rail {rail.name} reads"
         for file in rail.files:
-            value = self._sysfs.read_int(file)
+            value = self._sysfs.read_int(file, patience_s=_BUSY_S)
             # Checked one by one: the product of two negative readings would look sound.
             if value < -MAX_OFFSET:
                 hint = "A negative reading is garbage; look into dmesg."
@@ -141,9 +154,10 @@ class PowerMonitor:
 class ThermalZones:
     """Reads zones, cooling devices and over-current counters; remembers the counters between reads."""
 
-    def __init__(self, sysfs: Sysfs) -> None:
+    def __init__(self, sysfs: Sysfs, clock: Clock) -> None:
         self._sysfs = sysfs
-        self._events: dict[str, int] = {}
+        self._clock = clock
+        self._events: dict[str, tuple[float, int]] = {}  # when a counter was looked at, and what it read
 
     def temperatures_c(self) -> dict[str, float]:
         """Degrees of each zone that can be read; powered-down zones are left out."""
@@ -174,8 +188,12 @@ class ThermalZones:
             if count is None:
                 continue
             # The counters run since boot: only what was added since the last look tells about now.
-            new = count - self._events.get(path, count)
-            self._events[path] = count
-            if new > 0:
-                name = path.rsplit("/", 1)[1].removesuffix("_event_cnt").upper()
-                yield f"over-current: {name} ({new} events)"
+            now_s = self._clock.now_s()
+            since_s, before = self._events.get(path, (now_s, count))
+            name = path.rsplit("/", 1)[1].removesuffix("_event_cnt").upper()
+            often = _OFTEN_PER_S * max(1.0, now_s - since_s)
+            if count - before >= (1 if name in _SERIOUS else often):
+                yield f"over-current: {name} ({count - before} events)"
+            elif path in self._events and name not in _SERIOUS and now_s - since_s < 1.0:
+                continue  # too soon to tell how often: what came counts with what comes
+            self._events[path] = (now_s, count)

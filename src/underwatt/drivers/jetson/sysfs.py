@@ -4,19 +4,25 @@ from __future__ import annotations
 
 import errno
 import os
+import time
 from enum import Enum
 from glob import glob
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from underwatt.errors import ApplyError, DeviceError, NotPermittedError, SensorError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
     from pathlib import Path
 
 _FORBIDDEN = (errno.EACCES, errno.EPERM, errno.EROFS)
+_BUSY = (errno.EBUSY, errno.EAGAIN)
+# A CPU limit is applied up to some 60 ms after its write, a core is switched and its files get their rights sooner.
+PATIENCE_S = 0.1
+_PAUSE_S = 0.003
 _PAGE = 4096  # what a kernel file holds at most; only text files under /etc are longer
 _MAX_BYTES = 1 << 20  # a file that never ends must not eat the memory
+_Result = TypeVar("_Result")
 PERMIT_HINT = (
     "Run with sudo, or give your group write access to it with a udev rule; in a container, mount /sys writable."
 )
@@ -45,20 +51,24 @@ class Sysfs:
         """Where a relative path is on this machine."""
         return self._prefix + path
 
-    def read(self, path: str) -> str:
-        """The text of a file as it stands; raises ``SensorError`` or ``NotPermittedError``."""
+    def read(self, path: str, *, patience_s: float = 0.0) -> str:
+        """The text of a file as it stands; raises ``SensorError`` or ``NotPermittedError``.
+
+        A file that is busy is asked again for ``patience_s``: some are for a moment, and that of a zone without
+        power always.
+        """
         try:
-            return self._pull(path).decode("latin-1")
+            return _patiently(lambda: self._pull(path), _BUSY, patience_s).decode("latin-1")
         except OSError as exc:
             raise _translated(exc, SensorError, f"cannot read {self.full(path)}") from exc
 
-    def read_word(self, path: str) -> str:
+    def read_word(self, path: str, *, patience_s: float = 0.0) -> str:
         """The text of a file without the newline or NUL that ends it."""
-        return self.read(path).strip("\0 \t\r\n")
+        return self.read(path, patience_s=patience_s).strip("\0 \t\r\n")
 
-    def read_int(self, path: str) -> int:
+    def read_int(self, path: str, *, patience_s: float = 0.0) -> int:
         """The whole number in a file; raises ``SensorError`` where there is none."""
-        text = self.read(path)
+        text = self.read(path, patience_s=patience_s)
         try:
             return int(text)
         except ValueError:
@@ -67,7 +77,7 @@ class Sysfs:
 
     def read_ints(self, path: str) -> tuple[int, ...]:
         """The whole numbers in a file, ascending, each once."""
-        text = self.read(path)
+        text = self.read(path, patience_s=PATIENCE_S)
         try:
             return tuple(sorted({int(word) for word in text.split()}))
         except ValueError:
@@ -87,22 +97,17 @@ class Sysfs:
         except DeviceError:
             return None
 
-    def write(self, path: str, text: str) -> None:
-        """Write to a file that exists; raises ``ApplyError`` or ``NotPermittedError``."""
+    def write(self, path: str, text: str, *, rights_late: bool = False) -> None:
+        """Write to a file that exists; raises ``ApplyError`` or ``NotPermittedError``.
+
+        A busy kernel is asked again for a moment; with ``rights_late`` so is one that forbids it, as the files of a
+        core that was just switched on do until udev has seen to them.
+        """
+        again = (*_BUSY, errno.EPERM, errno.EACCES) if rights_late else _BUSY
         try:
-            self._push(path, text.encode("latin-1", "replace"))
+            _patiently(lambda: self._push(path, text.encode("latin-1", "replace")), again, PATIENCE_S)
         except OSError as exc:
             raise _translated(exc, ApplyError, f"cannot write {text.strip()!r} to {self.full(path)}") from exc
-
-    def write_checked(self, path: str, text: str, *, tolerance: int = 0) -> None:
-        """Write, read back, and raise ``ApplyError`` where the kernel took another value than asked."""
-        self.write(path, text)
-        found = self.read_word(path)
-        if not _same(found, text.strip(), tolerance):
-            raise ApplyError(
-                f"{self.full(path)} was asked for {text.strip()} and took {found or 'nothing'}.",
-                hint="The kernel or firmware limits it; 'underwatt devices' lists the values that are allowed.",
-            )
 
     def glob(self, pattern: str) -> tuple[str, ...]:
         """The relative paths that match, sorted; folders that may not be entered match nothing."""
@@ -145,6 +150,18 @@ class Sysfs:
             os.close(handle)
 
 
+def _patiently(act: Callable[[], _Result], again_on: tuple[int, ...], patience_s: float) -> _Result:
+    """Do it, and again while it fails with one of these errors and there is patience left."""
+    end_s = time.monotonic() + patience_s
+    while True:
+        try:
+            return act()
+        except OSError as exc:
+            if exc.errno not in again_on or time.monotonic() >= end_s:
+                raise
+        time.sleep(_PAUSE_S)
+
+
 def _translated(exc: OSError, otherwise: type[DeviceError], doing: str) -> DeviceError:
     reason = f"{os.strerror(exc.errno) if exc.errno else exc}"
     message = f"{doing[0].upper()}{doing[1:]}: {reason.lower()}."
@@ -155,27 +172,95 @@ def _translated(exc: OSError, otherwise: type[DeviceError], doing: str) -> Devic
     return otherwise(message, hint="Its driver may not be loaded, or went away; 'underwatt devices' shows what is.")
 
 
-def _same(found: str, asked: str, tolerance: int) -> bool:
-    if found == asked:
-        return True
-    try:
-        return abs(int(found) - int(asked)) <= tolerance
-    except ValueError:
-        return False
+class Wanted(NamedTuple):
+    """What a file shall read after a write."""
+
+    text: str  # as it is written, with the newline that ends it
+    tolerance: int = 0
+    shown_by: str = ""  # another file tells it, too: this one may not give back what was written
+    excuse: Callable[[int, int], bool] | None = None  # (found, wanted): as good, as where heat holds a clock down
+
+    def fits(self, found: str) -> bool:
+        """Whether a file that reads so has taken it."""
+        if found.strip() == self.text.strip():
+            return True
+        try:
+            value, wanted = int(found), int(self.text)
+        except ValueError:
+            return False
+        return abs(value - wanted) <= self.tolerance or bool(self.excuse and self.excuse(value, wanted))
 
 
-def write_range(sysfs: Sysfs, files: tuple[str, str], low: str, high: str) -> None:
-    """Set the minimum and the maximum file in the order that never puts one above the other.
+class Writes:
+    """Writes to several files that are checked together at the end, so that waiting for them does not add up.
 
-    Kernels refuse a minimum above the maximum, so the maximum goes first unless it would fall below the minimum
-    that stands now. Bounds that already stand are not written again.
+    Newer kernels apply a limit some time after its write and give the old value until then: what reads otherwise is
+    read again for a while before it counts as refused.
     """
-    min_path, max_path = files
-    try:
-        max_first = int(high) >= sysfs.read_int(min_path)
-    except (ValueError, SensorError):
-        max_first = True
-    steps: Sequence[tuple[str, str]] = ((max_path, high), (min_path, low))
-    for path, text in steps if max_first else reversed(steps):
-        if sysfs.read(path) != text:
-            sysfs.write_checked(path, text)
+
+    def __init__(self, sysfs: Sysfs) -> None:
+        self.wanted: dict[str, Wanted] = {}  # every file that was or may have been written
+        self.rights_late = False  # a core was switched on, and the rights to its files may come a moment later
+        self._sysfs = sysfs
+        self._open: set[str] = set()
+
+    def put(self, path: str, wanted: Wanted) -> None:
+        """Write one file; that it took is checked by ``unsettled``."""
+        self.wanted[path] = wanted
+        self._sysfs.write(path, wanted.text, rights_late=self.rights_late)
+        self._open.add(path)
+
+    def put_range(self, files: tuple[str, str], low: Wanted, high: Wanted, *, always: bool = False) -> None:
+        """Set the minimum and the maximum file in the order that never puts one above the other.
+
+        Older kernels refuse a minimum above the maximum, so the maximum goes first unless it would fall below the
+        minimum that stands now. Bounds that already stand are not written again, unless they may be about to change.
+        """
+        min_path, max_path = files
+        try:
+            max_first = int(high.text) >= self._sysfs.read_int(min_path, patience_s=PATIENCE_S)
+        except (ValueError, SensorError):
+            max_first = True
+        steps: Sequence[tuple[str, Wanted]] = ((max_path, high), (min_path, low))
+        for path, wanted in steps if max_first else reversed(steps):
+            self.wanted[path] = wanted
+            found = self._sysfs.read(path, patience_s=PATIENCE_S)
+            if always or found != wanted.text:
+                try:
+                    self.put(path, wanted)
+                except DeviceError:
+                    if not wanted.fits(found):
+                        raise
+
+    def settle(self) -> None:
+        """Wait until everything reads as written; raises the first ``ApplyError`` where something does not."""
+        for error in self.unsettled().values():
+            raise error
+
+    def unsettled(self) -> dict[str, DeviceError]:
+        """What still reads otherwise after a while, as errors by path."""
+        end_s = time.monotonic() + PATIENCE_S
+        while True:
+            last = time.monotonic() >= end_s
+            looks = {path: self._look(path) for path in sorted(self._open)}
+            wrong = {path: error for path, error in looks.items() if error}
+            self._open &= wrong.keys()
+            if last or not wrong:
+                self._open.clear()
+                return wrong
+            time.sleep(_PAUSE_S)
+
+    def _look(self, path: str) -> DeviceError | None:
+        wanted = self.wanted[path]
+        found = ""
+        for file in (path, wanted.shown_by):
+            try:
+                found = self._sysfs.read_word(file, patience_s=PATIENCE_S) if file else found
+            except DeviceError as exc:
+                return exc
+            if wanted.fits(found):
+                return None
+        return ApplyError(
+            f"{self._sysfs.full(path)} was asked for {wanted.text.strip()} and took {found or 'nothing'}.",
+            hint="The kernel or firmware limits it; 'underwatt devices' lists the values that are allowed.",
+        )

@@ -35,6 +35,7 @@ class VirtualJetson:
             address=f"virtual:{name}?{urlencode(options)}" if options else f"virtual:{name}",
             simulated=True,
             in_process=True,
+            power_of=f"module ({' + '.join(rail.name for rail in board.spec.rails if rail.in_total)})",
         )
 
     def stock_modes(self) -> dict[str, PowerMode]:
