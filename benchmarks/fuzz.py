@@ -349,7 +349,7 @@ class _Reader:
 
     def budget(self, data: bytes) -> None:
         budget = parse_budget(data.decode("utf-8", "replace"))
-        str(budget), budget.for_plan()
+        str(budget), budget.constant()
 
     def journal_text(self) -> bytes:
         journal = Journal.of(DEVICE, "session", self._state)

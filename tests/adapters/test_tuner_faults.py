@@ -399,7 +399,8 @@ def test_a_forked_child_that_leaves_the_block_restores_nothing_and_writes_nothin
     SysfsBoard.create(VirtualBoard(BOARDS["orin-nano"]), tmp_path / "board")
     device = JetsonDevice(tmp_path / "board")
     log = tmp_path / "log.jsonl"
-    with tune(device=device, budget_w=15, batch_sizes=(8, 16), folder=tmp_path, store=tmp_path / "store.db") as tuner:
+    kept = {"folder": tmp_path, "store": tmp_path / "store.db", "name": "net"}
+    with tune(device=device, budget_w=15, batch_sizes=(8, 16), **kept) as tuner:
         for _ in range(20):
             tuner.starts(tuner.batch_size)
             time.sleep(0.01)

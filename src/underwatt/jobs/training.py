@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import copy
 import math
+import signal
+import threading
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -177,8 +179,10 @@ class Training:
         An error that was raised in it keeps it alive, and so would its workers and threads stay.
         """
         batches, self._batches = self._batches, None
-        with contextlib.suppress(RuntimeError):  # a worker that died is said where a batch is missing
-            getattr(batches, "_shutdown_workers", lambda: None)()
+        shut_down = getattr(batches, "_shutdown_workers", None)
+        if shut_down is not None:
+            with _workers_may_die():
+                shut_down()
 
     def _open_loader(self) -> None:
         self.close()
@@ -224,6 +228,19 @@ class LatestLoss:
         arrived = torch.cuda.Event()  # type: ignore[no-untyped-call]
         arrived.record(torch.cuda.current_stream(loss.device))
         self._copy = copied, arrived
+
+
+@contextlib.contextmanager
+def _workers_may_die() -> Iterator[None]:
+    """While workers are ended on purpose, PyTorch must not raise that one has died, which would leave the rest."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGCHLD, before if before is not None else signal.SIG_DFL)
 
 
 class Completion:
