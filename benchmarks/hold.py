@@ -6,8 +6,7 @@ Simulated: the boards. Real: the pilot with its controller, planner, log and inb
 samples to target by batch size from trainings on a real GPU (known to the pilot through the proxy's runs, judged by
 the target's own). Every run starts with an empty store: what it measures, it measures while it trains.
 
-steps             15 W, 7 W and 12 W, each for a third of the time an oracle would need; on boards of another range,
-                  the same shape within it
+steps             high, low and high again within the board's range, each for a third of the time an oracle would need
 solar             a cloudy day: a half sine over the board's range with dips to a half, another level every 10 s
 live              budgets posted to the run as ``underwatt budget`` does: down, far down, close to what waiting draws,
                   up; the fourth is less than what waiting draws at most clocks
@@ -89,19 +88,19 @@ if TYPE_CHECKING:
 
 MODEL, PERCEPTRON = "resnet18", "perceptron"
 CASES = ("steps", "solar", "live", "live-short", "live-below", "peak", "search-disturbed")
-# 15, 7 and 12 W where the board's range allows them; the same shape within the range of the others.
-LEVELS_W = {"tx2-nx": (15.0, 7.0, 12.0), "nano": (7.0, 3.5, 5.5), "orin-nano": (18.0, 10.0, 15.0)}
-SUN_W = {"tx2-nx": (5.0, 15.0), "nano": (3.0, 8.0), "orin-nano": (9.5, 20.0)}
-# Waiting at the lowest clocks of a cool board draws 2.6, 1.7 and 6.5 W, at the clocks found 4.3, 3.3 and 9.4 W.
+# Steps draw 4.7 to 14.2, 1.9 to 7.4 and 4.7 to 11.3 W on these boards; three levels within that.
+LEVELS_W = {"tx2-nx": (13.0, 7.0, 11.0), "nano": (7.0, 3.5, 5.5), "orin-nano": (11.0, 6.5, 9.0)}
+SUN_W = {"tx2-nx": (5.5, 14.0), "nano": (3.0, 7.5), "orin-nano": (5.5, 11.5)}
+# Waiting at the lowest clocks of a cool board draws 1.75, 1.0 and 3.5 W, at the clocks found 2.15, 1.35 and 4.0 W.
 POSTED_W = {
-    "tx2-nx": (9.0, 5.5, 3.1, 2.9, 7.0),
-    "nano": (5.5, 3.2, 2.0, 1.9, 4.5),
-    "orin-nano": (15.0, 10.5, 7.8, 7.4, 13.0),
+    "tx2-nx": (9.0, 6.0, 3.5, 2.4, 7.0),
+    "nano": (5.5, 3.2, 1.7, 1.3, 4.5),
+    "orin-nano": (10.0, 7.0, 4.8, 4.3, 9.0),
 }
-BELOW_W = {"tx2-nx": (9.0, 2.3, 7.0), "nano": (5.5, 1.5, 4.5), "orin-nano": (15.0, 6.0, 13.0)}
-PEAK_W = {"tx2-nx": (9.0, 5.0, 7.5), "nano": (6.0, 3.5, 5.0), "orin-nano": (16.0, 10.5, 13.0)}
-DISTURBED_W = {"tx2-nx": (8.0, 6.0), "nano": (4.0, 5.0), "orin-nano": (14.0, 12.0)}
-DISTURBING_W = {"tx2-nx": 2.5, "nano": 1.5, "orin-nano": 3.0}
+BELOW_W = {"tx2-nx": (9.0, 1.5, 7.0), "nano": (5.5, 0.8, 4.5), "orin-nano": (10.0, 3.0, 9.0)}
+PEAK_W = {"tx2-nx": (11.0, 6.5, 9.0), "nano": (6.0, 3.5, 5.0), "orin-nano": (10.5, 6.5, 8.5)}
+DISTURBED_W = {"tx2-nx": (10.0, 8.0), "nano": (4.0, 5.0), "orin-nano": (9.0, 8.0)}
+DISTURBING_W = {"tx2-nx": 2.5, "nano": 1.5, "orin-nano": 2.0}
 BOARDS = tuple(LEVELS_W)
 TICK_S = 0.1
 WARMER_C, EXTRA_W, SLOWER = 15.0, 0.8, 1.1

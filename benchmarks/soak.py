@@ -173,7 +173,7 @@ def every_reading(folder: Path) -> RunRecord:
 
 def figures_of(record: RunRecord) -> list[Any]:
     """What must be the same, whichever way it was come by."""
-    return [record.tally, record.verdict(), record.energy_j(), record.energy_over_j()]
+    return [record.tally, record.tally.verdict, record.energy_j(), record.energy_over_j()]
 
 
 def over_budget(parts: Sequence[Any], steps_s: float) -> tuple[float, float]:
@@ -237,8 +237,8 @@ def soak(folder: Path, days: float) -> dict[str, Any]:
         "memory_mb": max(float(mb.max()) for _, mb in held),
         "log_mb_a_day": size / 1e6 / days,
         "same_verdict": figures_of(record) == figures_of(apart),
-        "log_over_s": record.verdict().over_s,
-        "readings_over_s": apart.verdict().over_s,
+        "log_over_s": record.tally.verdict.over_s,
+        "readings_over_s": apart.tally.verdict.over_s,
         "said_held": end.verdict.held if end.verdict else None,
         "said_bounded_s": end.verdict.bounded_s if end.verdict else None,
         "resume_mb": resumed["resume_mb"],

@@ -211,7 +211,7 @@ def test_other_errors_of_a_loop_pass_as_they_are() -> None:
 
 @pytest.mark.parametrize("drop_last", [False, True])
 def test_batch_sizes_that_a_data_set_cannot_fill_are_left_out(tmp_path: Path, drop_last: bool) -> None:
-    with tuned(virtual(), folder=tmp_path, budget_w=12.0) as tuner:
+    with tuned(virtual(), folder=tmp_path, budget_w=12.0, options=ControlOptions()) as tuner:
         sizes: set[int] = set()
         while tuner.elapsed_s < 20:
             for batch in tuner.loader(Numbers(20), drop_last=drop_last):
@@ -219,7 +219,7 @@ def test_batch_sizes_that_a_data_set_cannot_fill_are_left_out(tmp_path: Path, dr
                 tuner.step()
         assert sizes <= ({8, 16} if drop_last else {4, 8, 16})
         energy_j = tuner.energy_j
-        for batch in tuner.loader(Numbers(2000)):
+        for batch in tuner.loader(Numbers(12_000)):
             sizes.add(len(batch))
             tuner.step()
         assert sizes & {32, 64}, "a larger data set is offered them again"

@@ -18,7 +18,7 @@ import pytest
 from rich.console import Console
 from test_cli_devices import run
 
-from underwatt.cli.run import Display
+from underwatt.cli.run import OUTCOME_CODES, Display
 from underwatt.control.state import Phase
 from underwatt.drivers.virtual.board_specs import BOARDS
 from underwatt.drivers.virtual.simulated_board import VirtualBoard
@@ -74,6 +74,7 @@ def talking():
     return Job(model, data(), target=0.85, batch_sizes=(8,), lr=1e-3, forward=forward)
 """
 NANO = ("-d", "virtual:nano")
+LIMIT = OUTCOME_CODES["limit"]
 
 
 COMMAND = ["--", "python", "train.py", "{batch_size}"]
@@ -133,7 +134,8 @@ def test_a_job_is_trained_to_its_target_and_again_with_what_is_known(capsys: pyt
     out = " ".join(shown.out.split())
     [newest] = [one for one in Path("runs").iterdir() if one != folder]
     record = read_log(newest / "log.jsonl")
-    assert out.startswith(happened(record))
+    assert out.startswith(str(record.verdict()))
+    assert happened(record) in out
     assert "reached its target with a score of" in out
     assert "W on average" in out
     assert "The device is as it was." in out
@@ -146,8 +148,9 @@ def test_a_job_is_trained_to_its_target_and_again_with_what_is_known(capsys: pyt
 
 def test_limit_energy_and_going_on_by_the_newest_folder(capsys: pytest.CaptureFixture[str]) -> None:
     def ended(*more: str) -> dict[str, Any]:
-        assert run("run", "job.py:endless", *NANO, "--json", *more) == 0
+        code = run("run", "job.py:endless", *NANO, "--json", *more)
         found: dict[str, Any] = json.loads(capsys.readouterr().out)
+        assert code == OUTCOME_CODES[found["outcome"]]
         return found
 
     limited = ended("--budget", "3W", "--limit", "800")
@@ -166,7 +169,7 @@ def test_limit_energy_and_going_on_by_the_newest_folder(capsys: pytest.CaptureFi
 
 
 def test_what_a_job_prints_is_not_the_answer(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run("run", "job.py:talking", *NANO, "--budget", "3W", "--limit", "80", "--json") == 0
+    assert run("run", "job.py:talking", *NANO, "--budget", "3W", "--limit", "80", "--json") == LIMIT
     shown = capsys.readouterr()
     assert json.loads(shown.out)["samples"] == 80
     assert "a job that talks" in shown.err
@@ -179,8 +182,8 @@ def test_a_deadline_is_said_to_be_made_or_not(capsys: pytest.CaptureFixture[str]
         runs = [ConvergenceRun(size, 1.01, 4e5, seed, 1e-3) for size in (8, 16) for seed in (0, 1)]
         store.add_convergence(job_info(load_job("job.py:endless")), runs)
     common = ["run", "job.py:endless", *NANO, "--budget", "3W", "--limit", "12000"]
-    assert run(*common, "--out", "first") == 0
-    assert run(*common, "--deadline", deadline, "--out", "second") == 0
+    assert run(*common, "--out", "first") == LIMIT
+    assert run(*common, "--deadline", deadline, "--out", "second") == LIMIT
     notes = [note for note in read_log("second/log.jsonl").of(Noted) if "deadline" in note.text]
     assert said in notes[0].text
     assert notes[0].at_s < 1.0, "what was measured before says it at once"
@@ -192,10 +195,10 @@ def test_convergence_runs_for_another_target_are_not_used(capsys: pytest.Capture
         runs = [ConvergenceRun(size, 0.85, 500.0 + size, 0, 1e-3) for size in (8, 16)]
         store.add_convergence(job_info(load_job("job.py:blobs")), runs)
     common = ["run", "job.py:blobs", *NANO, "--budget", "3W", "--limit", "8000"]
-    assert run(*common, "--out", "same") == 0
+    assert run(*common, "--out", "same") == LIMIT
     assert "Samples to target 0.85" in capsys.readouterr().err
     assert all(line.share is not None for line in read_log("same/log.jsonl").of(Progressed))
-    assert run(*common, "--target", "1.01", "--out", "other") == 0
+    assert run(*common, "--target", "1.01", "--out", "other") == LIMIT
     err = " ".join(capsys.readouterr().err.split())
     assert "The convergence runs are for 0.85, the job wants 1.01: going by samples a second." in err
     assert "underwatt converge" in err
@@ -213,18 +216,18 @@ def test_convergence_runs_for_another_target_are_not_used(capsys: pytest.Capture
 
 def test_a_run_that_goes_on_says_where_and_what_it_gives_up(capsys: pytest.CaptureFixture[str]) -> None:
     common = ["run", "job.py:one_size", *NANO, "--out", "here"]
-    assert run(*common, "--budget", "3W", "--limit", "800") == 0
+    assert run(*common, "--budget", "3W", "--limit", "800") == LIMIT
     log = Path("here/log.jsonl")
     at_s = read_log(log).events[-1].at_s
     with RunLog(log) as file:  # as if it had been given another budget on its way
         file.write(BudgetChanged(at_s=at_s, power_w=2.5, why="changed"))
     capsys.readouterr()
-    assert run(*common, "--budget", "3W", "--limit", "1600", "--resume") == 0
+    assert run(*common, "--budget", "3W", "--limit", "1600", "--resume") == LIMIT
     err = " ".join(capsys.readouterr().err.split())
     assert (
         "Going on at 800 samples, with a budget of 3W. The 2.5 W that it had been given on its way hold no more." in err
     )
-    assert run(*common, "--budget", "3W", "--limit", "2400", "--resume") == 0
+    assert run(*common, "--budget", "3W", "--limit", "2400", "--resume") == LIMIT
     err = " ".join(capsys.readouterr().err.split())
     assert "Going on at 1,600 samples, with a budget of 3W." in err
     assert "hold no more" not in err
@@ -233,7 +236,7 @@ def test_a_run_that_goes_on_says_where_and_what_it_gives_up(capsys: pytest.Captu
 def test_the_log_says_what_the_watts_of_a_budget_bound() -> None:
     common = ["run", "job.py:one_size", *NANO, "--limit", "80"]
     for text, watts, window_s in (("4W", "mean", None), ("4W peak", "peak", None), ("4W mean over 60s", "mean", 60.0)):
-        assert run(*common, "--budget", text, "--out", watts + str(window_s)) == 0
+        assert run(*common, "--budget", text, "--out", watts + str(window_s)) == LIMIT
         [step] = read_log(Path(watts + str(window_s)) / "log.jsonl").of(BudgetChanged)
         assert (step.power_w, step.watts, step.window_s) == (4.0, watts, window_s)
 
@@ -241,10 +244,10 @@ def test_the_log_says_what_the_watts_of_a_budget_bound() -> None:
 def test_a_schedule_is_followed(capsys: pytest.CaptureFixture[str]) -> None:
     Path("solar.csv").write_text("at_s,power_w\n0,4\n2,3\n")
     common = ["run", "job.py:one_size", *NANO, "--limit", "8000"]
-    assert run(*common, "--schedule", "solar.csv", "--out", "by-file") == 0
+    assert run(*common, "--schedule", "solar.csv", "--out", "by-file") == LIMIT
     log = read_log("by-file/log.jsonl")
     assert [(round(event.at_s), event.power_w) for event in log.of(BudgetChanged)] == [(0, 4.0), (2, 3.0)]
-    assert run(*common, "--limit", "80", "--budget", "08:00-18:00=5W,else=3W", "--out", "by-day") == 0
+    assert run(*common, "--limit", "80", "--budget", "08:00-18:00=5W,else=3W", "--out", "by-day") == LIMIT
     [budget] = read_log("by-day/log.jsonl").of(BudgetChanged)
     assert budget.power_w == (5.0 if 8 <= time.localtime().tm_hour < 18 else 3.0)
     capsys.readouterr()
@@ -296,7 +299,7 @@ def test_bad_input_is_one_sentence_and_nothing_is_lost(
 
 def test_runs_are_not_mixed(capsys: pytest.CaptureFixture[str]) -> None:
     common = [*NANO, "--budget", "3W", "--out", "here"]
-    assert run("run", "job.py:one_size", *common, "--limit", "16") == 0
+    assert run("run", "job.py:one_size", *common, "--limit", "16") == LIMIT
     before = files(Path("here"))
     assert run("run", "job.py:one_size", *common) == 2
     assert "There is a run in here already" in capsys.readouterr().err
@@ -323,7 +326,7 @@ def test_a_store_that_another_process_holds_is_said(
 ) -> None:
     monkeypatch.setattr("underwatt.store.schema.BUSY_TIMEOUT_S", 0.2)
     common = ["run", "job.py:one_size", *NANO, "--budget", "3W", "--limit", "16"]
-    assert run(*common) == 0
+    assert run(*common) == LIMIT
     with sqlite3.connect("underwatt.db") as other:
         other.execute("BEGIN EXCLUSIVE")
         assert run(*common) == 1
@@ -370,7 +373,7 @@ def test_signals_stop_it_resume_goes_on_and_a_new_budget_is_followed(
     assert (second.outcome, second.restored) == ("interrupted", True)
     capsys.readouterr()
     limit = int(second.samples) + 1600
-    assert run("run", *arguments, "--resume", "--limit", str(limit), "--json") == 0
+    assert run("run", *arguments, "--resume", "--limit", str(limit), "--json") == LIMIT
     trained = json.loads(capsys.readouterr().out)
     assert (trained["outcome"], trained["samples"], trained["steps"]) == ("limit", limit, second.steps + 100)
     assert trained["energy_j"] > second.energy_j > first.energy_j
@@ -397,7 +400,7 @@ def test_kill_9_then_restore_then_resume(tmp_path: Path, capsys: pytest.CaptureF
     assert run("restore") == 0
     assert files(root) == before
     capsys.readouterr()
-    assert run("run", *arguments, "--resume", "--limit", "1600", "--json") == 0
+    assert run("run", *arguments, "--resume", "--limit", "1600", "--json") == LIMIT
     assert json.loads(capsys.readouterr().out)["samples"] == 1600
     assert files(root) == before
     record = read_log(log)

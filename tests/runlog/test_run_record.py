@@ -5,12 +5,13 @@ import math
 import time
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings, strategies as st
 from log_world import recorded, started
 
-from underwatt.events import BudgetChanged, SettingChanged
+from underwatt.events import BudgetChanged, Ended, Progressed, SettingChanged, Verdict
 from underwatt.records import PowerMode, Setting
 from underwatt.runlog.log import RunLog, read_log
 
@@ -169,3 +170,24 @@ def test_a_day_is_read_in_seconds(path: Path) -> None:
     assert record.time_over_s() == record.energy_over_j() == 0
     assert time.perf_counter() - begin < 15  # about two on an idle desktop
     assert len(record.power) == 864_000
+
+
+def test_the_verdict_is_what_the_run_itself_said_last(path: Path) -> None:
+    """It knows how long its steps take; a killed run said so with its progress."""
+    on_the_way = Verdict(bounded_s=20.0, judged_s=18.0, over_s=0.5)
+    at_the_end = Verdict(bounded_s=30.0, judged_s=28.0, over_s=3.0, worst_over=0.1, since_s=21.0, why="It was hot.")
+    with RunLog(path) as log:
+        log.write(started())
+        log.write(BudgetChanged(at_s=0.0, power_w=10.0))
+        for tenth in range(1, 301):
+            log.power(tenth / 10, 12.0)
+        log.flush()
+        assert read_log(path).verdict().over_s == pytest.approx(30.0), "nobody said anything yet"
+        for at_s, verdict in ((19.0, None), (20.0, on_the_way)):
+            told: dict[str, Any] = {"steps": 1, "samples": 8, "batch_size": 8, "state": "holding"}
+            log.write(Progressed(at_s=at_s, verdict=verdict, **told))
+        log.flush()
+        assert read_log(path).verdict() == on_the_way
+        log.write(Ended(at_s=30.0, outcome="reached", restored=True, verdict=at_the_end))
+    assert read_log(path).verdict() == at_the_end
+    assert read_log(path).verdict().held is False

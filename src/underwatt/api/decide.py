@@ -238,16 +238,7 @@ def plan(
     wanted = whole_budget(budget, schedule=schedule, energy=energy, deadline=deadline)
     start_s = _start_s(start, wanted)
     sizes, fitter, goal = lookup.as_batch_sizes(batch_sizes), load_predictor(predictor), Goal(goal)
-    here: Device | None = None
-    workload: Workload | None = None
-    if job is not None:
-        if profile:
-            raise InputError("A profile is what was measured, and a job is measured.", hint="Give one of the two.")
-        here = lookup.as_device(device)
-        workload, suggested = lookup.job_workload(job, here, lr, lr_batch_size)
-        sizes = lookup.some_batch_sizes(sizes, suggested)
-    elif device:
-        raise InputError("A device is named only to be measured.", hint="Name a job too.")
+    here, workload, sizes = _to_measure(job, device, profile, sizes, lr, lr_batch_size)
     with lookup.opened(store, create=workload is not None) as kept:
         number = kept.profile_id(here.info, workload.info) if here and workload else profile
         measured = lookup.stored_profile(kept, number)
@@ -286,6 +277,26 @@ def plan(
         record |= {"measured_now": sum(len(one.measurements) for one in searches), "stopped": searches[-1].stopped}
     parts = {part.name: getattr(chosen, part.name) for part in fields(Plan)}
     return DevicePlan(**parts, others=rivals, per_sample=curve is None, course=course, record=record)
+
+
+def _to_measure(
+    job: AnyJob | None,
+    device: str | Device,
+    profile: int,
+    sizes: tuple[int, ...],
+    lr: float | None,
+    lr_batch_size: int,
+) -> tuple[Device | None, Workload | None, tuple[int, ...]]:
+    """What is measured before it is planned, where a job was named, and at which batch sizes."""
+    if job is None:
+        if device:
+            raise InputError("A device is named only to be measured.", hint="Name a job too.")
+        return None, None, sizes
+    if profile:
+        raise InputError("A profile is what was measured, and a job is measured.", hint="Give one of the two.")
+    here = lookup.as_device(device)
+    workload, suggested = lookup.job_workload(job, here, lr, lr_batch_size)
+    return here, workload, lookup.some_batch_sizes(sizes, suggested)
 
 
 def _problem(

@@ -262,7 +262,10 @@ class LevelSearch:
             self._level_w = level_w
         ask = self._search.ask()
         while ask is not None and not self._knowledge.usable(ask.setting):
-            self._search.tell(Measurement(ask.setting, status=Status.FAILED))
+            if self._knowledge.is_refused(ask.setting.mode):
+                self._search.exclude(ask.setting.mode)
+            else:
+                self._search.tell(Measurement(ask.setting, status=Status.FAILED))
             ask = self._search.ask()
         return ask
 

@@ -176,7 +176,11 @@ class Knowledge:
 
     def usable(self, setting: Setting) -> bool:
         """Whether a setting may be tried."""
-        return setting.batch_size < self._too_large and setting.mode not in self._refused
+        return setting.batch_size < self._too_large and not self.is_refused(setting.mode)
+
+    def is_refused(self, mode: PowerMode) -> bool:
+        """Whether the device did not take a mode."""
+        return mode in self._refused
 
     def outcome(self, setting: Setting, problem: Problem) -> Projection | None:
         """What a known setting takes under the problem's budget."""

@@ -20,7 +20,7 @@ from underwatt.planning.problem import Outlook, Problem, Projection, project, ro
 from underwatt.predict.base import FEWEST, Predictor, prepared, take_rows
 from underwatt.predict.design import first_settings, fits_memory
 from underwatt.predict.fewshot import FewShot
-from underwatt.records import Measurement, Profile, Setting
+from underwatt.records import Measurement, PowerMode, Profile, Setting
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -168,6 +168,11 @@ class Search:
         if len(rows_of(self.problem.candidates, measurement.setting)):
             self._made.append(measurement)
             self._note(measurement)
+
+    def exclude(self, mode: PowerMode) -> None:
+        """A mode cannot be set: nothing of it is asked for, and nothing was measured."""
+        same = np.all(self.problem.candidates.values == [*mode.knobs().values()], axis=1)
+        self._untried &= ~same
 
     @property
     def best(self) -> Projection | None:

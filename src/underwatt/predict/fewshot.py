@@ -42,8 +42,7 @@ BEYOND_ONE = (0.3, 0.1)
 # readings move it little.
 SHARE = 0.9
 OWN_WORD = 20.0
-# Chosen with benchmarks/speed.py. Predicted so many settings at a time: from about 1,700 on, the arrays of a chunk are
-# handed back to the system after each one, and asking for them again costs a third of the time.
+# Predicted so many settings at a time, chosen with benchmarks/speed.py: larger arrays go back to the system each time.
 CHUNK = 1280
 _FACTORS = np.linspace(0.3, 4.0, 371)
 # Larger than any difference of log times, so that runs of one knob do not mix when scanned together.

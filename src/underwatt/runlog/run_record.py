@@ -131,9 +131,10 @@ class RunRecord:
         return sum(parts, Points.none() if self.settled is None else self.settled.points)
 
     def verdict(self) -> Verdict:
-        """How the budget was kept, each reading judged as the budget then in force says: peaks singly, means as means.
+        """How the budget was kept: as the run itself judged it (``control.verdict``), which alone knows its steps.
 
-        It is what the run said of itself; of a run that said nothing, the readings tell: see ``control.judge.Judge``.
+        Where it said nothing, each reading is judged as the budget then in force says, peaks singly, means as means
+        over its window, or over ``WINDOW_S``; see ``control.judge.Judge``.
         """
         return self.said or self.tally.verdict
 
