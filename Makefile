@@ -3,8 +3,9 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+LOWEST := .venv-lowest
 
-.PHONY: setup test lint types tests docs wheel-check release demo clean
+.PHONY: setup test lint types tests test-lowest docs wheel-check release demo clean
 
 setup: $(STAMP)
 
@@ -24,6 +25,16 @@ types: setup
 
 tests: setup
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $$(nproc) --dist worksteal
+
+# What the bounds in pyproject.toml promise: the core and PyTorch at the lowest versions that they allow.
+test-lowest:
+	test -x $(LOWEST)/bin/python || $(PYTHON) -m venv $(LOWEST)
+	$(LOWEST)/bin/python -m pip install --quiet --disable-pip-version-check uv
+	VIRTUAL_ENV=$(LOWEST) $(LOWEST)/bin/python -m uv pip install --quiet --resolution lowest-direct \
+		-e ".[torch,report,watch,nvml]" "pytest>=8.2" "pytest-timeout>=2.3" "pytest-xdist>=3.5" "hypothesis>=6.100"
+	OMP_NUM_THREADS=1 $(LOWEST)/bin/python -m pytest -n $$(nproc) -W default tests/test_*.py tests/device tests/measure \
+		tests/predict tests/planning tests/control tests/store tests/runlog tests/jobs \
+		--deselect tests/test_docs.py --deselect tests/test_docs_site.py -k "not exported_names"
 
 # Warnings are errors, and so is a link that leads nowhere.
 docs: setup

@@ -246,3 +246,9 @@ def test_an_interval_or_a_time_of_day_that_makes_no_sense() -> None:
         OFFICE.pieces(0.0, math.inf)
     with pytest.raises(InputError, match="time of day"):
         OFFICE.starting_at(DAY_S)
+
+
+def test_a_separator_of_old_teletypes_at_the_end_of_a_line_is_no_traceback(tmp_path: Path) -> None:
+    path = tmp_path / "schedule.csv"
+    path.write_text("at_s,power_w\n0,10\n60,7.5\x1d")
+    assert read_schedule(path).power_w(61.0) == 7.5

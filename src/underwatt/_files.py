@@ -1,12 +1,14 @@
-"""Files that are whole at every moment, whoever reads them and whenever the writer dies."""
+"""Files that are whole at every moment, whoever reads them and whenever the writer dies; and who may use them."""
 
 from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import os
 import stat
 import threading
+import weakref
 from typing import TYPE_CHECKING, BinaryIO
 
 if TYPE_CHECKING:
@@ -20,12 +22,13 @@ def write_atomically(
     *,
     durable: bool = False,
     shared: bool = False,
+    previous: Path | None = None,
 ) -> None:
     """Write a draft beside a file, then put it in its place: readers see the old file or the new one, whole.
 
     ``content`` may be a function that writes to the open draft. Once a ``durable`` file was written it survives a
     power cut. A ``shared`` file may have several writers at once, each with a draft of its own; otherwise the draft
-    has one name, so that those of killed writers do not pile up.
+    has one name, so that those of killed writers do not pile up. The file that was there is kept as ``previous``.
     """
     draft = path.with_suffix(".tmp")
     if shared:
@@ -39,6 +42,8 @@ def write_atomically(
             if durable:
                 file.flush()
                 os.fsync(file.fileno())
+        if previous is not None and path.exists():
+            _keep_as(path, previous)
         draft.replace(path)
         if durable:
             sync_folder(path.parent)
@@ -46,6 +51,17 @@ def write_atomically(
         with contextlib.suppress(OSError):
             draft.unlink(missing_ok=True)
         raise
+
+
+def _keep_as(path: Path, previous: Path) -> None:
+    """Give a file a second name; where a file system knows no such thing, it is without the first for a moment."""
+    link = previous.with_suffix(".tmp")
+    try:
+        link.unlink(missing_ok=True)
+        os.link(path, link)
+        link.replace(previous)
+    except OSError:
+        path.replace(previous)
 
 
 def open_plain(path: Path | str, *, follow_links: bool = True) -> BinaryIO:
@@ -67,3 +83,38 @@ def sync_folder(folder: Path) -> None:
         os.fsync(file)
     finally:
         os.close(file)
+
+
+class FileLock:
+    """The lock of an open file or folder: held until released, or until this process ends in whatever way."""
+
+    def __init__(self) -> None:
+        self._file: int | None = None
+
+    def take(self, file: int) -> bool:
+        """Take the lock of a file that was opened for it; whether nobody else has it. The file is ours to close."""
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(file)
+            return False
+        except BaseException:
+            os.close(file)
+            raise
+        self._file = file
+        # A forked child (a data loader's worker) must not keep the lock alive after its parent was killed.
+        lock = weakref.ref(self)
+        os.register_at_fork(after_in_child=lambda: _drop_in_child(lock))
+        return True
+
+    def release(self) -> None:
+        """Let the next one in."""
+        if self._file is not None:
+            os.close(self._file)
+            self._file = None
+
+
+def _drop_in_child(reference: weakref.ref[FileLock]) -> None:
+    lock = reference()
+    if lock is not None:
+        lock.release()

@@ -477,7 +477,8 @@ def time_of_day_s(text: str) -> float:
 
 
 def _float(text: str) -> float:
-    return float(text) if _NUMBER.fullmatch(text.strip()) else math.nan
+    text = text.strip()  # of more than ``float`` itself takes off
+    return float(text) if _NUMBER.fullmatch(text) else math.nan
 
 
 def clock(at_s: float) -> str:

@@ -63,7 +63,7 @@ def parsed(path: Path, rows: Rows, parse: Callable[[dict[str, str]], _Item]) -> 
     for line, row in rows:
         try:
             yield parse(row)
-        except (ValueError, KeyError, TypeError, UnderwattError) as exc:
+        except (ValueError, KeyError, TypeError, OverflowError, RecursionError, UnderwattError) as exc:
             raise InputError(f"{path}, line {line}: {exc}") from exc
 
 

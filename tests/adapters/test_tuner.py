@@ -268,6 +268,8 @@ def test_a_step_that_raises_leaves_the_rate_as_it_was() -> None:
 def test_the_usual_rule_suits_the_optimizer() -> None:
     assert usual_rule(make()) == "linear"
     assert usual_rule(make(torch.optim.AdamW)) == "sqrt"
+    assert usual_rule(make(type("Mine", (torch.optim.SGD,), {}))) == "linear"
+    assert usual_rule(make(torch.optim.ASGD)) == "linear"
     optimizer = make()
     follower = RateFollower(optimizer, 64, "sqrt")
     follower.follow(16)

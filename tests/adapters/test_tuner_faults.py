@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import json
+import os
 import signal
 import sqlite3
 import subprocess
@@ -16,13 +18,17 @@ import pytest
 import torch
 from run_world import HUGE, NET, Hurt, Numbers, found_mode, log_of, notes, train, tuned, virtual
 
+from underwatt.adapters.tuner import RateFollower, tune
+from underwatt.control.controller import Controller
 from underwatt.control.state import ControlOptions
 from underwatt.device.recovery import restore
+from underwatt.drivers.jetson.device import JetsonDevice
 from underwatt.drivers.virtual.board_specs import BOARDS
 from underwatt.drivers.virtual.simulated_board import VirtualBoard
 from underwatt.drivers.virtual.sysfs import SysfsBoard
 from underwatt.errors import ApplyError, BudgetError, InputError, OutOfMemoryError, SensorError
 from underwatt.events import BudgetChanged, Measured
+from underwatt.measure.meter import Meter
 from underwatt.runlog.inbox import post_budget, running_runs
 from underwatt.store.schema import connect
 from underwatt.store.store import Store
@@ -355,3 +361,60 @@ def test_the_log_is_plain_json(tmp_path: Path) -> None:
         train(tuner, 5)
     for line in (tmp_path / "log.jsonl").read_text().splitlines():
         assert json.loads(line, parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))["kind"]
+
+
+def test_a_learning_rate_that_cannot_be_closed_does_not_stand_before_the_restore(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(_: object) -> None:
+        raise RuntimeError("the optimizer is gone")
+
+    monkeypatch.setattr(RateFollower, "close", broken)
+    device = virtual()
+    before = found_mode(device)
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.1)
+    with pytest.raises(RuntimeError, match="is gone"), tuned(device, folder=tmp_path, optimizer=optimizer) as tuner:  # noqa: PT012
+        train(tuner, 10)
+        assert found_mode(device) != before
+    assert found_mode(device) == before
+    assert log_of(tmp_path).end.restored
+
+
+def test_nothing_that_fails_at_the_end_stands_before_the_restore(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: object) -> None:
+        raise RuntimeError("planted")
+
+    device = virtual()
+    before = found_mode(device)
+    with pytest.raises(RuntimeError, match="planted"), tuned(device, folder=tmp_path) as tuner:  # noqa: PT012
+        train(tuner, 10)
+        monkeypatch.setattr(Controller, "restoring", broken)
+        monkeypatch.setattr(Meter, "__exit__", broken)
+    assert found_mode(device) == before
+
+
+def test_a_forked_child_that_leaves_the_block_restores_nothing_and_writes_nothing(tmp_path: Path) -> None:
+    SysfsBoard.create(VirtualBoard(BOARDS["orin-nano"]), tmp_path / "board")
+    device = JetsonDevice(tmp_path / "board")
+    log = tmp_path / "log.jsonl"
+    kept = {"folder": tmp_path, "store": tmp_path / "store.db", "name": "net"}
+    with tune(device=device, budget_w=15, batch_sizes=(8, 16), **kept) as tuner:
+        for _ in range(20):
+            tuner.starts(tuner.batch_size)
+            time.sleep(0.01)
+            tuner.step()
+        during = dict(device.snapshot())
+        child = os.fork()
+        if child == 0:
+            try:
+                tuner.__exit__(None, None, None)
+                gc.collect()
+            finally:
+                os._exit(0)
+        os.waitpid(child, 0)
+        assert dict(device.snapshot()) == during
+        assert b'"end"' not in log.read_bytes()
+        assert len(running_runs()) == 1
+    assert len([line for line in log.read_bytes().splitlines() if json.loads(line)["kind"] == "end"]) == 1

@@ -9,7 +9,16 @@ from test_cli_devices import run
 
 import underwatt.api
 from underwatt.cli.common import measured_line
-from underwatt.records import Measurement, PowerMode, Setting, Status
+from underwatt.records import (
+    ConvergenceRun,
+    DeviceInfo,
+    Measurement,
+    PowerMode,
+    Setting,
+    Status,
+    WorkloadInfo,
+)
+from underwatt.store.store import Store
 
 JOB = """
 import torch
@@ -210,3 +219,14 @@ def test_predict_from_too_little_says_how_much_is_needed(capsys: pytest.CaptureF
     assert "Measure" in capsys.readouterr().err
     assert run("predict", "9") == 1
     assert run("predict", "-r", "job.py") == 2
+
+
+def test_names_with_brackets_in_them_are_shown_as_they_are(capsys: pytest.CaptureFixture[str]) -> None:
+    device, workload = DeviceInfo("jetson", "[/nope]Nano", "n", "jetson:/"), WorkloadInfo("[red]net[/]", "[/id]")
+    with Store("store.db") as store:
+        number = store.profile_id(device, workload)
+        store.add(number, [Measurement(Setting(PowerMode(), 8), step_s=0.1, power_w=2.0)])
+        store.add_convergence(workload, [ConvergenceRun(8, 0.9, 100.0)])
+    for command in (["ls"], ["show", "1"]):
+        assert run("store", *command, "--store", "store.db") == 0
+        assert "[red]net[/]" in capsys.readouterr().out

@@ -19,8 +19,7 @@ from run_world import (
 )
 
 from underwatt.control.state import ControlOptions
-from underwatt.device.session import Session
-from underwatt.errors import SensorError
+from underwatt.errors import DeviceBusyError, SensorError
 from underwatt.records import Status
 
 SETTLED_S = 40.0
@@ -176,12 +175,14 @@ def test_energy_is_counted_as_it_is_drawn() -> None:
         assert run.controller.energy_j == pytest.approx(device.board.energy_j - begin_j, rel=0.02)
 
 
-def test_a_session_of_ones_own_works_too() -> None:
+def test_a_device_is_controlled_by_one_session_at_a_time() -> None:
     """The controller needs nothing but the session, the meter, the problem and the budget."""
     device = virtual()
-    with Session(device), running(device, watts(9.0), options=ControlOptions(look_s=0.5)) as run:
+    with running(device, watts(9.0), options=ControlOptions(look_s=0.5)) as run:
         run.train(10)
         assert run.controller.energy_j > 0
+        with pytest.raises(DeviceBusyError), running(device, watts(9.0)):
+            pass
 
 
 def test_what_is_measured_beside_another_process_is_used_now_and_marked_for_later() -> None:

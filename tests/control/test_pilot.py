@@ -14,6 +14,10 @@ from underwatt.control.live_budget import LiveBudget
 from underwatt.control.pilot import Pilot
 from underwatt.control.state import ControlOptions
 from underwatt.convergence.curve import SampleTable
+from underwatt.drivers.jetson.device import JetsonDevice
+from underwatt.drivers.virtual.board_specs import BOARDS
+from underwatt.drivers.virtual.simulated_board import VirtualBoard
+from underwatt.drivers.virtual.sysfs import SysfsBoard
 from underwatt.errors import ApplyError, InputError, OutOfMemoryError, SensorError
 from underwatt.events import Event, Measured, Noted, Progressed, Resumed, Scored, Started
 from underwatt.measure.meter import measure_idle
@@ -216,3 +220,45 @@ def test_a_device_that_answers_nothing_any_more_ends_the_run_and_is_put_back(tmp
     assert dict(device.snapshot()) == before
     assert device.hang is not None
     device.hang.set()
+
+
+def test_steps_of_the_fast_path_count_once_on_the_way_to_the_target() -> None:
+    table = SampleTable({8: 80_000, 16: 100_000, 32: 200_000})
+    told: list[float] = []
+    with make(virtual(), convergence=table) as pilot:
+        trained = 0.0
+        quiet = 0
+        for _ in range(3000):
+            size = pilot.batch_size
+            pilot.controller.progressed = told.append  # type: ignore[method-assign]
+            pilot.simulate(size)
+            trained += size / {8: 80_000, 16: 100_000, 32: 200_000}[size]
+            pilot.stepped(size)
+            quiet = max(quiet, pilot._fast.steps)
+            if told:
+                assert told[-1] <= trained * (1 + 1e-9)
+        assert quiet > 1, "no step took the fast path: nothing was tested"
+
+
+def test_a_listener_that_raises_on_the_sampling_thread_ends_the_training_and_not_the_sampling(tmp_path: Path) -> None:
+    SysfsBoard.create(VirtualBoard(BOARDS["orin-nano"]), tmp_path / "board")
+    device = JetsonDevice(tmp_path / "board")
+    found, threads = dict(device.snapshot()), set()
+
+    def listen(event: object) -> None:
+        threads.add(threading.current_thread())
+        if isinstance(event, Progressed) and threading.current_thread() is not threading.main_thread():
+            raise ValueError("a listener's own")
+
+    log = RunLog(tmp_path / "log.jsonl")
+    pilot = Pilot(device, WORKLOAD, (8, 16), watts(15.0), log=log, listener=listen)
+    until_s = time.monotonic() + 20
+    with pytest.raises(ValueError, match="a listener's own"), pilot:  # noqa: PT012
+        while time.monotonic() < until_s:
+            time.sleep(0.02)
+            pilot.stepped(pilot.batch_size)
+    assert len(threads) == 2
+    assert dict(device.snapshot()) == found
+    end = read_log(tmp_path / "log.jsonl").end
+    assert end is not None
+    assert (end.outcome, end.restored) == ("failed", True)

@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import json
 import os
+import tempfile
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -104,8 +106,7 @@ def test_a_forked_child_does_not_keep_the_lock(tmp_path: Path) -> None:
     os.read(ready_read, 1)
     lock.release()
     other = DeviceLock(INFO, tmp_path)
-    other.acquire()
-    assert other._file is not None, "the child, still alive, holds nothing"
+    other.acquire()  # the child, still alive, holds nothing
     other.release()
     for end in (write, ready_read, ready_write):
         os.close(end)
@@ -123,20 +124,154 @@ def test_ids_that_differ_have_files_that_differ(tmp_path: Path) -> None:
     assert Journal.of(one, "set", tmp_path).path != Journal.of(other, "set", tmp_path).path
 
 
-def test_a_users_lock_and_roots_are_the_same(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+@pytest.fixture
+def shared(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """The folder that all users may write to, and state folders as nobody has configured them."""
     monkeypatch.delenv("UNDERWATT_STATE")
-    monkeypatch.setattr(journal_module, "_SHARED_LOCKS", tmp_path)
+    monkeypatch.setattr(journal_module, "_SHARED_NOTES", tmp_path / "shared")
     monkeypatch.setattr(journal_module, "_ROOTS_STATE", tmp_path / "root")
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "home"))
+    (tmp_path / "shared").mkdir()
+    return tmp_path / "shared"
+
+
+def test_a_user_is_told_that_another_one_has_the_device(monkeypatch: pytest.MonkeyPatch, shared: Path) -> None:
     as_root = DeviceLock(INFO)
     as_root.acquire()
-    [lock] = tmp_path.glob("*.lock")
-    assert lock.stat().st_mode & 0o666 == 0o666
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
-    with pytest.raises(DeviceBusyError):
+    monkeypatch.setattr(journal_module, "_open_own", lambda path: os.open(path, os.O_RDWR | os.O_CREAT))
+    with pytest.raises(DeviceBusyError, match=f"process {os.getpid()}.* of user root"):
         DeviceLock(INFO).acquire()
     as_root.release()
-    assert journal_folders() == (tmp_path / "home" / "underwatt", tmp_path / "root")
+    assert list(shared.iterdir()) == [], "no note is left"
+    user = DeviceLock(INFO)
+    user.acquire()
+    user.release()
+    assert journal_folders() == (shared.parent / "home" / "underwatt", shared.parent / "root")
+
+
+def test_a_note_that_no_living_process_of_its_owner_left_holds_nobody(shared: Path) -> None:
+    started = journal_module.process_started(os.getpid())
+    stem = f"underwatt-{journal_module._slug(INFO.id)}"
+    init_started = journal_module.process_started(1)
+    for number, text in enumerate(["", "x", "1", "999999999 0 a", f"{os.getpid()} 0 reused number", "1 2 3 \xff"]):
+        (shared / f"{stem}.{number}.note").write_text(text)
+    forged = shared / f"{stem}.forged.note"
+    forged.write_text(f"{os.getpid()} {started} not of its owner")
+    os.chown(forged, 1000, 1000) if os.geteuid() == 0 else forged.unlink()
+    (shared / f"{stem}.link.note").symlink_to("/dev/zero")
+    os.mkfifo(shared / f"{stem}.pipe.note")
+    lock = DeviceLock(INFO)
+    lock.acquire()
+    lock.release()
+    assert init_started is None or not (shared / f"{stem}.3.note").exists(), "what a killed session left is removed"
+
+
+@pytest.mark.parametrize("kind", ["link", "dangling", "pipe", "hard link"])
+def test_a_lock_that_somebody_else_prepared_is_refused_and_left_alone(tmp_path: Path, kind: str) -> None:
+    other = tmp_path / "valuable"
+    other.write_text("kept")
+    path = tmp_path / "locks" / f"underwatt-{journal_module._slug(INFO.id)}.lock"
+    path.parent.mkdir()
+    if kind == "link":
+        path.symlink_to(other)
+    elif kind == "dangling":
+        path.symlink_to(tmp_path / "not there")
+    elif kind == "pipe":
+        os.mkfifo(path)
+    else:
+        os.link(other, path)
+    with pytest.raises(JournalError, match="UNDERWATT_STATE"):
+        DeviceLock(INFO, path.parent).acquire()
+    assert other.read_text() == "kept"
+    assert not (tmp_path / "not there").exists()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can make files of other users")
+def test_another_users_lock_file_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / f"underwatt-{journal_module._slug(INFO.id)}.lock"
+    path.write_text("mine")
+    os.chown(path, 1000, 1000)
+    with pytest.raises(JournalError, match="no file of yours"):
+        DeviceLock(INFO, tmp_path).acquire()
+    assert path.read_text() == "mine"
+
+
+def as_nobody(call: Callable[[], object]) -> str:
+    """What a call raises where an ordinary user makes it, or nothing."""
+    read, write = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            if os.geteuid() == 0:
+                os.setgroups([])
+                os.setgid(65534)
+                os.setuid(65534)
+            call()
+        except BaseException as exc:  # noqa: BLE001
+            os.write(write, f"{type(exc).__name__}: {exc}".encode())
+        finally:
+            os._exit(0)
+    os.close(write)
+    with os.fdopen(read) as said:
+        text = said.read()
+    os.waitpid(child, 0)
+    return text
+
+
+@pytest.fixture
+def roots(tmp_path: Path) -> Iterator[Path]:
+    """A folder that only its owner may look into, on a path that everybody may."""
+    with tempfile.TemporaryDirectory() as outer:
+        Path(outer).chmod(0o755)
+        folder = Path(outer) / "root"
+        Journal.of(INFO, "session", folder).write(INFO, SNAPSHOT)
+        yield folder
+        folder.chmod(0o755)
+
+
+def test_a_folder_that_cannot_be_looked_into_is_not_nothing_to_restore(roots: Path) -> None:
+    roots.chmod(0o700 if os.geteuid() == 0 else 0)
+    for call in (lambda: pending([roots]), Journal.of(INFO, "session", roots).exists):
+        said = as_nobody(call)
+        assert said.startswith("JournalError")
+        assert "sudo underwatt restore" in said
+
+
+def test_an_ordinary_user_is_told_what_to_do_about_roots_journal(roots: Path) -> None:
+    journal = Journal.of(INFO, "session", roots)
+    roots.chmod(0o555)
+    said = as_nobody(journal.remove)
+    assert said.startswith("JournalError")
+    assert "sudo underwatt restore" in said
+    journal.path.chmod(0o600 if os.geteuid() == 0 else 0)
+    said = as_nobody(journal.read)
+    assert said.startswith("JournalError")
+    assert "damaged" not in said
+    assert "sudo underwatt restore" in said
+    journal.path.chmod(0o600)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"address": 1, "device_name": "x", "process": 1, "command": "", "snapshot": {}},
+        {"address": "a", "device_name": "x", "process": 1, "command": "", "snapshot": {"a": 1}},
+        {"address": "a", "device_name": "x", "process": 1, "command": "", "snapshot": ["a"]},
+        {"address": "a", "device_name": "x", "process": "1", "command": "", "snapshot": {}},
+    ],
+)
+def test_a_journal_that_holds_no_text_is_damaged(journal: Journal, body: dict[str, object]) -> None:
+    outer = {"format": 1, "sha256": journal_module._digest(body), "body": body}
+    journal.path.write_text(json.dumps(outer))
+    with pytest.raises(JournalError, match="damaged"):
+        journal.read()
+
+
+def test_a_journal_of_brackets_is_damaged(journal: Journal) -> None:
+    journal.path.write_text("[" * 100_000)
+    with pytest.raises(JournalError, match="damaged"):
+        journal.read()
 
 
 def test_state_folder_is_configurable(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from killable import Killable
 
+from underwatt.device import recovery
 from underwatt.device.journal import Journal, state_dir
 from underwatt.device.recovery import restore
 from underwatt.device.registry import open_device
@@ -276,3 +277,35 @@ def test_kill_9_at_50_random_moments_always_restores(root: Path) -> None:
             restored += files(root) == before
     assert restored == 50
     assert changed >= 10, "the kills came too late to prove anything"
+
+
+def test_a_device_in_this_process_has_one_session_at_a_time() -> None:
+    virtual = open_device("virtual:nano")
+    with Session(virtual):
+        with pytest.raises(DeviceBusyError, match="another session of this process"), Session(virtual):
+            pass
+        with pytest.raises(DeviceBusyError), Session(virtual):
+            pass
+    with Session(virtual):
+        pass
+
+
+def test_restore_names_a_folder_that_cannot_be_looked_into(
+    device: JetsonDevice, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    iterdir, hidden = Path.iterdir, tmp_path / "root"
+
+    def refuse(folder: Path) -> object:
+        if folder == hidden:
+            raise PermissionError(13, "Permission denied")
+        return iterdir(folder)
+
+    monkeypatch.setattr(Path, "iterdir", refuse)
+    monkeypatch.setattr(recovery, "journal_folders", lambda: (state_dir(), hidden))
+    Journal.of(device.info, "session", state_dir()).write(device.info, {})
+    (name, error), (finished, no_error) = restore()
+    assert name == str(hidden)
+    assert isinstance(error, JournalError)
+    assert "sudo underwatt restore" in str(error)
+    assert device.info.name in finished
+    assert no_error is None

@@ -68,3 +68,7 @@ def light_job(**changes: object) -> Job:
 
 def slow_job() -> Job:
     return light_job(target=2.0)  # no accuracy is: it trains until ended
+
+
+def loading_job() -> Job:
+    return light_job(num_workers=1, target=0.5)

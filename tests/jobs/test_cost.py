@@ -1,12 +1,13 @@
 from __future__ import annotations
 
 import time
+from pathlib import Path
 
 import pytest
 import torch
 from torch import nn
 
-from underwatt.errors import JobError
+from underwatt.errors import JobError, StepError
 from underwatt.jobs.cost import count_cost
 from underwatt.jobs.job import Job
 
@@ -115,3 +116,18 @@ def test_what_reads_values_is_refused_with_a_hint():
     with pytest.raises(JobError, match="cost of this job cannot be counted") as caught:
         count_cost(job(Reads(64, 10), torch.zeros(8, 64)))
     assert ".item()" in caught.value.hint
+
+
+def test_a_plain_shape_error_is_the_jobs_own_and_shows_its_line():
+    class Wrong(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.Linear(64, 10)
+
+        def forward(self, inputs):
+            return self.layer(inputs[:, :60])  # too few
+
+    with pytest.raises(StepError, match="shapes cannot be multiplied") as caught:
+        count_cost(job(Wrong(), torch.zeros(8, 64)))
+    assert "too few" in caught.value.message
+    assert Path(__file__).name in caught.value.message

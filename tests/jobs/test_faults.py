@@ -59,7 +59,10 @@ def test_the_full_memory_is_let_go_of() -> None:
 def test_a_failure_is_one_sentence_with_its_cause() -> None:
     with pytest.raises(StepError) as caught:
         fail_with(ValueError("shapes differ:\n(3,) and (4,)."))
-    assert caught.value.message == "The job failed in a step at batch size 16: ValueError: shapes differ:."
+    message = caught.value.message
+    assert message.startswith("The job failed in a step at batch size 16: ValueError: shapes differ: (")
+    assert f"{__file__}, line " in message
+    assert message.endswith(": raise error).")
     assert isinstance(caught.value.__cause__, ValueError)
     assert "users_code" in "".join(traceback.format_tb(caught.value.__cause__.__traceback__))
 
@@ -106,3 +109,19 @@ def test_the_kernels_count_never_goes_back():
 def test_the_error_names_the_batch_size_and_what_to_do():
     assert "128" in does_not_fit(128).message
     assert "smaller" in does_not_fit(128).hint
+
+
+class Broken(torch.utils.data.Dataset):  # type: ignore[type-arg]
+    def __len__(self) -> int:
+        return 8
+
+    def __getitem__(self, index: int) -> int:
+        return int("no number")
+
+
+def test_an_error_in_a_loaders_worker_shows_the_line_too() -> None:
+    batches = iter(torch.utils.data.DataLoader(Broken(), num_workers=1))
+    with pytest.raises(StepError, match="ValueError: invalid literal") as caught:
+        call_job(16, lambda: next(batches))
+    batches._shutdown_workers()  # which the error keeps alive
+    assert 'return int("no number")' in caught.value.message

@@ -5,18 +5,20 @@ import os
 import signal
 import sqlite3
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
-from run_world import virtual
+from run_world import tuned, virtual
 from train_world import blobs, log_in, train
 
 from underwatt.budget import Budget, parse_budget
 from underwatt.control.live_budget import LiveBudget
-from underwatt.errors import BudgetError, InputError
+from underwatt.errors import BudgetError, InputError, StepError
 from underwatt.events import BudgetChanged, Event, Measured, Noted, Resumed, SettingChanged, Started
 from underwatt.jobs import checkpoint
+from underwatt.runlog.inbox import claimed_folder, register_run
 
 
 def test_a_run_proves_that_the_budget_was_held_and_keeps_what_it_measured(tmp_path: Path) -> None:
@@ -89,6 +91,11 @@ def test_what_cannot_go_on_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="another job"):
         train(tmp_path / "other", blobs(optimizer=torch.optim.SGD), resume=True)
     (tmp_path / "other" / checkpoint.NAME).write_bytes(b"garbage")
+    train(tmp_path / "other", blobs(target=1.01), limit=64, resume=True)
+    warned = [event.text for event in log_in(tmp_path / "other").of(Noted) if event.level == "warning"]
+    assert any("Going on from the one before it" in text for text in warned)
+    for name in (checkpoint.NAME, checkpoint.PREVIOUS):
+        (tmp_path / "other" / name).write_bytes(b"garbage")
     with pytest.raises(InputError, match="cannot be read"):
         train(tmp_path / "other", blobs(target=1.01), resume=True)
 
@@ -164,3 +171,51 @@ def test_a_budget_that_nothing_keeps_is_an_error_that_names_the_smallest(tmp_pat
     live = LiveBudget(Budget(power_w=0.5))
     with at_most(60.0), pytest.raises(BudgetError, match=r"\d W"):
         train(tmp_path / "run", blobs(target=1.01), limit=16_000, every=10_000, live=live)
+
+
+def test_a_folder_is_for_one_run_at_a_time(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    with claimed_folder(folder), register_run(folder, "the first", "Nano"):
+        with pytest.raises(InputError, match=f"under way in .* \\(process {os.getpid()}, the first\\)"):
+            train(folder, blobs())
+        assert list(folder.iterdir()) == []
+        with pytest.raises(InputError, match="under way"), tuned(virtual(), folder=folder):
+            pass
+    train(folder, blobs(target=1.01), limit=16)
+    before = (folder / "log.jsonl").read_bytes()
+    with claimed_folder(folder), pytest.raises(InputError, match="under way"):
+        train(folder, blobs(target=1.01), limit=64, resume=True)
+    assert (folder / "log.jsonl").read_bytes() == before
+    with pytest.raises(InputError, match="already"):  # begun since the folder was chosen, and over
+        train(folder, blobs())
+
+
+class Dying(torch.utils.data.Dataset):  # type: ignore[type-arg]
+    """Data whose loading kills the worker that does it, once a file is there."""
+
+    def __init__(self, parts: tuple[torch.Tensor, ...], sign: Path) -> None:
+        self.parts, self.sign = parts, sign
+
+    def __len__(self) -> int:
+        return len(self.parts[0])
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, ...]:
+        if self.sign.exists() and torch.utils.data.get_worker_info() is not None:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return tuple(part[index] for part in self.parts)
+
+
+def test_a_loader_worker_that_dies_ends_the_run_with_a_checkpoint(tmp_path: Path) -> None:
+    sign, plain = tmp_path / "die", blobs(target=1.01)
+    job = replace(plain, data=Dying(plain.data, sign), num_workers=2)
+    device = virtual("nano")
+    found = dict(device.snapshot())
+    with pytest.raises(StepError, match="worker process of the job's loader has died") as caught:
+        train(tmp_path / "run", job, device=device, watch=lambda pilot: pilot.samples > 200 and sign.touch())
+    assert "--resume" in caught.value.hint
+    assert dict(device.snapshot()) == found
+    end = log_in(tmp_path / "run").end
+    assert end is not None
+    assert (end.outcome, end.restored) == ("failed", True)
+    sign.unlink()
+    assert train(tmp_path / "run", job, resume=True, limit=1000).samples >= 1000

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+import multiprocessing
 from types import SimpleNamespace
 
 import pytest
@@ -274,3 +275,33 @@ def test_a_loss_on_a_gpu_is_read_when_it_has_come_and_never_waited_for(monkeypat
     done.append(True)
     assert latest.of(Loss(0.125)) == 0.5
     assert latest.of(Loss(1.0)) == 0.125
+
+
+def test_groups_of_parameters_keep_their_own_rates_through_changes_of_batch_size():
+    def grouped(parameters, lr):
+        first, second = parameters
+        return torch.optim.SGD([{"params": [first]}, {"params": [second], "lr": lr / 10}], lr=lr)
+
+    training = Training(make(data=Listed(40), test_data=Listed(5), optimizer=grouped, lr=0.8, lr_batch_size=8), 8)
+    for size in (8, 4, 16, 5, 8):
+        training.set_batch_size(size)
+        training.step()
+        rates = [group["lr"] for group in training.optimizer.param_groups]
+        assert rates == [pytest.approx(0.1 * size), pytest.approx(0.01 * size)]
+    assert rates[0] == 0.8, "exactly"
+
+
+def test_closing_ends_the_loaders_workers_also_while_somebody_keeps_its_error():
+    class Fails(Listed):
+        def __getitem__(self, index):
+            raise ValueError("planted")
+
+    others = set(multiprocessing.active_children())
+    training = Training(make(data=Fails(40), test_data=Listed(5), num_workers=1), 8)
+    with pytest.raises(ValueError, match="planted") as caught:
+        training.step()
+    workers = set(multiprocessing.active_children()) - others
+    assert workers
+    training.close()
+    assert not workers & set(multiprocessing.active_children())
+    assert caught.value is not None

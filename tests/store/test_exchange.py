@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import given, settings, strategies as st
-from test_store import DEVICE, WORKLOAD, measurements
+from test_store import DEVICE, WORKLOAD, possible
 
 from underwatt.errors import InputError
 from underwatt.records import ConvergenceRun, Measurement, PowerMode, Profile, Setting
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 @settings(deadline=None)
-@given(st.lists(measurements, min_size=1, max_size=5))
+@given(st.lists(possible, min_size=1, max_size=5))
 def test_an_exported_profile_comes_back_whole(tmp_path_factory: pytest.TempPathFactory, items: list) -> None:  # type: ignore[type-arg]
     profile = Profile(DEVICE, WORKLOAD, tuple(items))
     path = tmp_path_factory.mktemp("exchange") / "profile.csv"
@@ -178,3 +178,32 @@ def test_a_byte_order_mark_is_no_part_of_the_first_column(tmp_path: Path) -> Non
     path.write_text(rows, encoding="utf-8-sig")
     [profile] = read_file(path).profiles
     assert profile.workload.name == "c s a"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "dataset,network,optimizer,batch_size,learning_rate,run,target_metric,target_epoch\nc,r,s,"
+        + "9" * 40
+        + ",1,0,1,2\n",
+        "dataset,network,optimizer,batch_size,learning_rate,run,target_metric,target_epoch\nc,r,s,64,0.1,0,0.9,-3\n",
+        "dataset,network,optimizer,batch_size,learning_rate,run,target_metric,target_epoch\nc,r,s,0,0.1,0,0.9,3\n",
+    ],
+)
+def test_what_cannot_be_is_refused_where_its_file_is_known(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "table.csv"
+    path.write_text(text)
+    with pytest.raises(InputError, match=r"table\.csv.* cannot be"):
+        read_file(path)
+
+
+@pytest.mark.parametrize("value", ["-1.5", "0", "inf", ""])
+def test_a_measured_setting_without_a_time_or_watts_is_refused(tmp_path: Path, value: str) -> None:
+    profile = Profile(DEVICE, WORKLOAD, (Measurement(Setting(PowerMode(), 8), step_s=0.25, power_w=7.5),))
+    path = tmp_path / "profile.csv"
+    for old in ("0.25", "7.5"):
+        with path.open("w", newline="", encoding="utf-8") as file:
+            write_profile(profile, file)
+        path.write_text(path.read_text(encoding="utf-8").replace(f",{old},", f",{value},"), encoding="utf-8")
+        with pytest.raises(InputError, match="cannot be"):
+            read_file(path)

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import given, settings, strategies as st
-from test_store import DEVICE, WORKLOAD, measurements
+from test_store import DEVICE, WORKLOAD, possible
 
 from underwatt.errors import InputError
 from underwatt.records import ConvergenceRun, Measurement, PowerMode, Profile, Setting, to_json
@@ -19,7 +19,7 @@ PLAN = {"underwatt": "plan", "device": to_json(DEVICE), "workload": to_json(WORK
 
 
 @settings(deadline=None)
-@given(st.lists(measurements, max_size=5))
+@given(st.lists(possible, max_size=5))
 def test_a_profile_with_its_convergence_comes_back_whole(
     tmp_path_factory: pytest.TempPathFactory, items: list[Measurement]
 ) -> None:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import math
 import multiprocessing
 import os
 import shutil
@@ -45,6 +46,15 @@ measurements = st.builds(
     status=st.sampled_from(Status),
     note=st.text(st.characters(exclude_categories=["Cs", "Cc"]), max_size=30),
 )
+
+
+def _possible(found: Measurement) -> Measurement:
+    """As it is, unless it says to have been measured without a time and watts."""
+    has_values = 0 < found.step_s < math.inf and 0 < found.power_w < math.inf
+    return found if has_values or not found.usable else replace(found, status=Status.FAILED)
+
+
+possible = measurements.map(_possible)  # what a file may hold; a store keeps whatever it is given
 
 
 @pytest.fixture

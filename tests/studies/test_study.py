@@ -308,3 +308,13 @@ def test_runs_whose_rate_nobody_recorded_belong_together() -> None:
     assert all(math.isnan(run.learning_rate) for run in runs)
     assert len(newest_rates(runs)) == 3
     assert newest_rates([]) == ()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(120)
+def test_a_job_whose_loader_has_workers_is_studied_in_processes_of_its_own() -> None:
+    address = f"{FILE}:loading_job"
+    few = StudySettings((64,), (0, 1), Effort(limit_samples=600, evaluate_every_samples=300), workers=2)
+    result = study(load_job(address), address, few)
+    assert len(result.runs) == 2
+    assert not result.failures

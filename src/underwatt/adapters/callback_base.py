@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from underwatt.adapters.tuner import one_budget, tune
+from underwatt.device.signals import uninterrupted
 from underwatt.errors import InputError
 
 if TYPE_CHECKING:
@@ -111,12 +112,15 @@ class FixedBatchBudget:
         """What was begun by ``_other_work_begins`` is over."""
         self._other_work.close()
 
+    @uninterrupted
     def _end(self, *_: Any, error: BaseException | None = None, **__: Any) -> None:
         """Put everything back; may be called again."""
         tuner, self._tuner = self._tuner, None
         if tuner is not None:
-            self._other_work.close()
-            tuner.__exit__(type(error) if error else None, error, error.__traceback__ if error else None)
+            try:
+                self._other_work.close()
+            finally:
+                tuner.__exit__(type(error) if error else None, error, error.__traceback__ if error else None)
 
 
 def _name_of(model: nn.Module) -> str:

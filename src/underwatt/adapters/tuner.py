@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import traceback
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,6 +22,7 @@ from underwatt.control.live_budget import LiveBudget
 from underwatt.control.pilot import Pilot
 from underwatt.convergence.curve import samples_to_target
 from underwatt.device.registry import open_device
+from underwatt.device.signals import uninterrupted
 from underwatt.errors import InputError, OutOfMemoryError
 from underwatt.events import Noted
 from underwatt.jobs.data import PassBatches, fillable, open_pass
@@ -28,7 +30,7 @@ from underwatt.jobs.faults import half_updated, ran_out_of_memory, watch_updates
 from underwatt.jobs.identity import loop_info
 from underwatt.jobs.job import scaled_lr, usual_rule
 from underwatt.jobs.training import Completion, LatestLoss
-from underwatt.runlog.inbox import Inbox, register_run
+from underwatt.runlog.inbox import Inbox, claimed_folder, register_run
 from underwatt.runlog.log import RunLog
 from underwatt.store.store import Saver, Store
 
@@ -97,7 +99,7 @@ def tune(
             live,
             convergence=samples_to_target(convergence),
             cost=cost,
-            known=kept.measurements(kept.profile_id(opened.info, workload)) if kept else (),
+            known=kept.measurements(kept.profile_id(opened.info, workload), telling=True) if kept else (),
             references=references,
             saver=Saver(kept, opened.info, workload) if kept else None,
             log=log,
@@ -120,21 +122,25 @@ class Tuner:
         self._batch_size = 0  # of the batch handed out last
         self._handed_out: PassBatches | None = None  # what that batch is one of, until it is trained on
         self._sizes = pilot.batch_sizes  # all that may be offered
+        self._process = os.getpid()
         self._is_diverged = False
 
     def __enter__(self) -> Self:
         try:
+            if self._rate is not None:
+                self._stack.callback(self._rate.close)  # after the device was put back
             self._stack.enter_context(self._pilot)
         except BaseException:
             self._stack.close()
             raise
         return self
 
+    @uninterrupted
     def __exit__(self, *error: Any) -> bool | None:
+        if os.getpid() != self._process:  # a forked child owns neither the device nor the log
+            return None
         if self._is_diverged:
             self._pilot.outcome = "diverged"
-        if self._rate is not None:
-            self._rate.close()
         return self._stack.__exit__(*error)
 
     def loader(self, dataset: Any, *, shuffle: bool = False, drop_last: bool = False, **more: Any) -> Iterator[Any]:
@@ -315,9 +321,9 @@ class RateFollower:
 
 def _open_log(stack: contextlib.ExitStack, folder: Path, name: str, device: Device) -> tuple[RunLog, Inbox]:
     path = folder / "log.jsonl"
+    stack.enter_context(claimed_folder(folder))
     if path.exists() and path.stat().st_size:
         raise InputError(f"There is a run in {folder} already.", hint="Name another folder.")
-    folder.mkdir(parents=True, exist_ok=True)
     log, inbox = stack.enter_context(RunLog(path)), Inbox(folder)  # what is posted from now on is heard
     if warning := stack.enter_context(register_run(folder, name, device.info.name)):
         _log.warning(warning)

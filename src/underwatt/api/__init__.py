@@ -190,7 +190,7 @@ def converge(
     effort = usual_effort(loaded, passes)
     settings = StudySettings(sizes, tuple(range(seeds)), effort, (workers or None) if address else 1)
     with lookup.opened(store) as kept:
-        done = next((runs for workload, runs in kept.convergence() if workload.id == info.id), ())
+        done = next((runs for _, runs in kept.convergence(info.id)), ())
 
         def keep(run: ConvergenceRun) -> None:
             kept.add_convergence(info, [run])
@@ -236,7 +236,9 @@ def run(
             workload, _ = lookup.job_workload(words, device, options.lr, options.lr_batch_size)
             info, sizes, curve = workload.info, lookup.some_batch_sizes(options.batch_sizes), None
         folder = options.folder_for(info.name)
-        references = lookup.load_references(kept, options.references, kept.profile(kept.profile_id(device.info, info)))
+        references = lookup.load_references(
+            kept, options.references, kept.profile(kept.profile_id(device.info, info), telling=True)
+        )
         made = Run(options, device, live, folder, kept, sizes, curve, references, listener, watch)
         return _run_job(made, loaded, info.name, listener) if is_job else run_command(made, workload)
 
@@ -362,8 +364,8 @@ def _reported(kept: Store, number: int, record: RunRecord | None, *, asked: bool
         return lookup.stored_profile(kept, number), None
     if not number:
         same = [item.id for item in kept.summaries() if is_of(record, item)]
-        return (with_run(kept.profile(same[-1]), record) if same else profile_of(record)), record
-    found = kept.profile(number)
+        return (with_run(kept.profile(same[-1], telling=True), record) if same else profile_of(record)), record
+    found = kept.profile(number, telling=True)
     if is_of(record, found):
         return with_run(found, record), record
     if asked:

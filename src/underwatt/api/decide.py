@@ -248,7 +248,7 @@ def plan(
         searches: list[SearchResult] = []
         if here and workload:
             searches = _searches(kept, here, workload, problem, _levels_w(wanted), others, fitter, listener)
-            measured = kept.profile(number)
+            measured = kept.profile(number, telling=True)
     here = here or lookup.profiled_device(measured)
     measurements = comparable(measured.measurements, problem)
     problem, prediction = predict_candidates(problem, measurements, others, fitter)

@@ -99,10 +99,10 @@ def some_batch_sizes(given: str | Sequence[int], suggested: Sequence[int] = ()) 
 
 def stored_profile(store: Store, number: int = 0) -> Profile:
     """The profile of this number, or the newest that holds measurements."""
-    numbers = [number] if number else [item.id for item in store.summaries() if item.usable]
-    if not numbers:
+    found = number or store.newest_profile_id()
+    if not found:
         raise InputError("The store holds no measurements to predict from.", hint="`underwatt profile JOB` makes some.")
-    return store.profile(numbers[-1])
+    return store.profile(found, telling=True)
 
 
 def load_references(store: Store, named: Sequence[str | Profile], measured: Profile) -> list[Profile]:
@@ -119,7 +119,7 @@ def load_references(store: Store, named: Sequence[str | Profile], measured: Prof
 
 def _named(store: Store, text: str) -> list[Profile]:
     if text.isdecimal():
-        return [store.profile(int(text))]
+        return [store.profile(int(text), telling=True)]
     if text.startswith("builtin:"):
         return [exchange.builtin_reference(text.removeprefix("builtin:"))]
     found = exchange.read_file(Path(text)).profiles
@@ -142,7 +142,7 @@ def find_run(run: Path | str | None) -> RunRecord | None:
 
 def stored_runs(store: Store, workload_id: str) -> tuple[ConvergenceRun, ...]:
     """A workload's convergence runs that still count."""
-    return newest_rates(next((runs for info, runs in store.convergence() if info.id == workload_id), ()))
+    return newest_rates(next((runs for _, runs in store.convergence(workload_id)), ()))
 
 
 def stored_curve(
@@ -276,7 +276,7 @@ def export(what: str, file: TextIO, *, with_convergence: bool = False, store: An
             return f"Plan {number}"
         profile = kept.profile(int(what)) if what.isdecimal() else None
         wanted = what if profile is None else profile.workload.id
-        workload, runs = next((found for found in kept.convergence() if found[0].id == wanted), (None, ()))
+        workload, runs = next(iter(kept.convergence(wanted)), (None, ()))
     if profile is None:
         if workload is None:
             raise InputError(f"There are no convergence runs {what!r}.", hint="`underwatt store ls` lists them.")

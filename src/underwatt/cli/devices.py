@@ -94,7 +94,8 @@ def restore(
         common.OUT.print("Nothing to restore.")
     else:
         for name, error in outcomes:
-            common.say(f"[red]✗[/] {name}: {error}" if error else f"[green]✓[/] {name}: as it was found")
+            said = f"{name}: {error or 'as it was found'}"
+            common.say(f"{'[red]✗[/]' if error else '[green]✓[/]'} {escape(said)}")
     if any(error for _, error in outcomes):
         raise Exit(1)
 

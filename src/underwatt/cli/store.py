@@ -29,19 +29,20 @@ app.add_typer(_store_app, name="store")
 def list_profiles(store: Path | None = common.STORE, as_json: bool = common.AS_JSON) -> None:
     """List the profiles, convergence runs and plans."""
     with underwatt.Store(store, create=False) as kept:
-        summaries, convergence, plans = kept.summaries(), kept.convergence(), kept.plans()
+        summaries, convergence, plans = kept.summaries(), kept.convergence_counts(), kept.plans()
     if as_json:
-        runs = [{"workload": workload, "runs": len(found)} for workload, found in convergence]
+        runs = [{"workload": workload, "runs": count} for workload, count in convergence]
         common.say_json({"profiles": summaries, "convergence": runs, "plans": plans})
         return
     headings = ("profile", "workload", "device", "measured", "usable", "since")
     table = Table(*headings, box=None, header_style="dim", padding=(0, 2, 0, 0))
     for item in summaries:
         counts = str(item.measured), str(item.usable)
-        table.add_row(str(item.id), item.workload.name, item.device.name, *counts, item.created_at[:19])
+        names = escape(item.workload.name), escape(item.device.name)
+        table.add_row(str(item.id), *names, *counts, item.created_at[:19])
     common.OUT.print(table if summaries else "No profiles yet.")
-    for workload, found in convergence:
-        common.OUT.print(f"convergence: {workload.name}, {len(found)} runs [dim]{workload.id}[/]")
+    for workload, count in convergence:
+        common.say(f"convergence: {escape(workload.name)}, {count} runs [dim]{escape(workload.id)}[/]")
     for kept_plan in plans:
         common.say(_plan_line(kept_plan.id, kept_plan.record))
 
@@ -58,7 +59,7 @@ def show_profile(
     if as_json:
         common.say_json(found)
         return
-    common.OUT.print(f"[bold]{found.workload.name}[/] on [bold]{found.device.name}[/]")
+    common.say(f"[bold]{escape(found.workload.name)}[/] on [bold]{escape(found.device.name)}[/]")
     knobs = [name for name in KNOBS if any(getattr(m.setting.mode, name) is not None for m in found.measurements)]
     headings = [common.KNOB_HEADINGS[name] for name in knobs]
     table = common.plain_table("batch", *headings, "step ms", "watts", "peak W", "status")
@@ -110,12 +111,10 @@ def import_file(
     """Take in measurements, convergence runs or a plan: our own export, PowerTrain's tables, Zeus' traces."""
     found = underwatt.import_file(file, device_name=device_name, samples_per_epoch=samples_per_epoch, store=store)
     for item, number, new in found.profiles:
-        common.OUT.print(
-            f"profile {number}: {item.workload.name} on {item.device.name}, "
-            f"{len(item.measurements)} measurements, {new} of them new"
-        )
+        whose = escape(f"{item.workload.name} on {item.device.name}")
+        common.say(f"profile {number}: {whose}, {len(item.measurements)} measurements, {new} of them new")
     for workload, runs, new in found.convergence:
-        common.OUT.print(f"convergence: {workload.name}, {len(runs)} runs, {new} of them new")
+        common.say(f"convergence: {escape(workload.name)}, {len(runs)} runs, {new} of them new")
     for record, number, is_new in found.plans:
         common.say(_plan_line(number, record) + ("" if is_new else ", known already"))
 

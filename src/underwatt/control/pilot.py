@@ -22,6 +22,7 @@ from underwatt.control.state import FastPath
 from underwatt.control.verdict import LiveJudge
 from underwatt.device.base import SimulatesLoad, permitted_space
 from underwatt.device.session import Session
+from underwatt.device.signals import interruptible, uninterrupted
 from underwatt.errors import BudgetError, InputError, OutOfMemoryError, SensorError
 from underwatt.events import Ended, Measured, Noted, Progressed, Resumed, Scored, Started
 from underwatt.measure.meter import Meter, measure_idle
@@ -82,6 +83,7 @@ class Pilot:
         self._references, self._options = references, options
         self._elapsed_s, self._energy_j = elapsed_s, 0.0
         self._session = Session(device)
+        self._process = os.getpid()
         self.meter = Meter(device)  # the power readings and the beats of the steps
         self._now_s, self._keep_beat = device.clock.now_s, self.meter.keep_beat
         self._fast = FastPath()
@@ -157,10 +159,14 @@ class Pilot:
         self._fast = controller.fast_path
         return controller
 
+    @uninterrupted
     def __exit__(self, *error: Any) -> None:
-        self.controller.restoring()
+        if os.getpid() != self._process:  # a forked child owns neither the device nor the log
+            return
         restored, failure = False, error[1]
         try:
+            # Nothing may stand between an end and the restore: what fails on the way there fails inside the stack.
+            self._stack.callback(self.controller.restoring)
             self._stack.__exit__(*error)
             restored = True
         except BaseException as exc:
@@ -283,7 +289,7 @@ class Pilot:
 
     def _look(self, batch_size: int) -> None:
         controller = self.controller
-        controller.progressed(self.share)
+        controller.progressed(self._share)  # in which the steps of the fast path have just been counted
         controller.after_step(batch_size)
         self._say_progress_if_late()
 
@@ -377,6 +383,7 @@ class Pilot:
         )
 
     def _say_progress_if_late(self) -> None:
+        self._publisher.raise_failure()
         if self._publisher.is_progress_due(self._now_s(), LATE_S):
             self._say_progress()
 
@@ -408,6 +415,7 @@ class Pilot:
         )
         log.flush()
 
+    @interruptible
     def _say_end(self, restored: bool, failure: BaseException | None) -> None:
         outcome = self.outcome
         if failure is not None:

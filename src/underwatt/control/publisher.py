@@ -6,6 +6,7 @@ The core says here what it needs of a log and of a store; ``runlog`` and ``store
 from __future__ import annotations
 
 import math
+import threading
 import time
 from typing import TYPE_CHECKING, Protocol
 
@@ -59,15 +60,28 @@ class Publisher:
         self._keeper, self._listener = keeper, listener
         self._may_fail = [part for part in (log, inbox, keeper) if part is not None]
         self._next_s = self._next_here_s = -math.inf
+        self._thread = threading.get_ident()
+        self._failure: Exception | None = None  # of a listener on another thread, such as the one that samples power
 
     def tell(self, event: Event) -> None:
         """Something happened."""
         if self.log is not None:
             self.log.write(event)
         if self._listener is not None:
-            self._listener(event)
+            try:
+                self._listener(event)
+            except Exception as exc:
+                if threading.get_ident() == self._thread:
+                    raise
+                self._failure = exc
         if isinstance(event, Measured) and self._keeper is not None:
             self._keeper.add(event.measurement)
+
+    def raise_failure(self) -> None:
+        """Raise on the training's thread what a listener has raised on another one, which must not end by it."""
+        failure, self._failure = self._failure, None
+        if failure is not None:
+            raise failure
 
     def news(self) -> list[Noted]:
         """What there is to say of a log, store or inbox that fails, or works again."""

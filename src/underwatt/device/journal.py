@@ -2,35 +2,39 @@
 
 One small file a device and purpose, written whole (temporary file, fsync, rename, fsync of the folder), with a
 checksum, so that after a ``kill -9`` or a power cut it is either all there or not there. Beside it lies a lock file;
-the kernel drops the lock when its process dies, however it dies.
+the kernel drops the lock when its process dies, however it dies. Other users cannot take that lock, and must not: they
+learn who has a device from a note in a folder that everybody may write to.
 """
 
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import hashlib
 import json
 import os
+import pwd
 import re
+import secrets
+import stat
 import sys
-import weakref
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from underwatt._files import sync_folder, write_atomically
+from underwatt._files import FileLock, sync_folder, write_atomically
 from underwatt.errors import DeviceBusyError, JournalError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from underwatt.records import DeviceInfo
 
 FORMAT = 1
 STATE_VARIABLE = "UNDERWATT_STATE"
 _ROOTS_STATE = Path("/var/lib/underwatt")
-_SHARED_LOCKS = Path("/run/lock")  # for everybody: root and a user must not set one device at once
+_SHARED_NOTES = Path("/run/lock")  # for everybody: root and a user must not set one device at once
+_ROOTS_WORK = "Run `sudo underwatt restore`."
+_LONGEST_NOTE = 1000
 
 
 def state_dir() -> Path:
@@ -46,12 +50,6 @@ def journal_folders() -> tuple[Path, ...]:
     """Where to look for journals: one's own, and root's, since a device may have been set with sudo."""
     own = state_dir()
     return (own,) if STATE_VARIABLE in os.environ or own == _ROOTS_STATE else (own, _ROOTS_STATE)
-
-
-def _lock_dir() -> Path:
-    if STATE_VARIABLE not in os.environ and os.access(_SHARED_LOCKS, os.W_OK):
-        return _SHARED_LOCKS
-    return state_dir()
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +76,13 @@ class Journal:
 
     def exists(self) -> bool:
         """Whether there is something to put back."""
-        return self.path.exists()
+        try:
+            self.path.lstat()
+        except (FileNotFoundError, NotADirectoryError):
+            return False
+        except OSError as exc:
+            raise _unreadable(self.path.parent, exc) from exc
+        return True
 
     def write(self, info: DeviceInfo, snapshot: Mapping[str, str]) -> None:
         """Keep a snapshot; once this returns it survives anything."""
@@ -106,8 +110,10 @@ class Journal:
             body = outer["body"]
             if outer["sha256"] != _digest(body):
                 raise ValueError("its checksum does not match")
-            return JournalEntry(**body)
-        except (OSError, ValueError, KeyError, TypeError) as exc:
+            return _entry(body)
+        except PermissionError as exc:
+            raise JournalError(f"The journal {self.path} is another user's.", hint=_ROOTS_WORK) from exc
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as exc:
             raise JournalError(
                 f"The journal {self.path} is damaged ({exc}) and was left untouched.",
                 hint="A reboot brings the board's own settings back; then `underwatt restore --discard` removes it.",
@@ -115,72 +121,179 @@ class Journal:
 
     def remove(self) -> None:
         """Forget: everything was put back."""
-        self.path.unlink(missing_ok=True)
-        sync_folder(self.path.parent)
+        try:
+            self.path.unlink(missing_ok=True)
+            sync_folder(self.path.parent)
+        except OSError as exc:
+            raise JournalError(
+                f"The journal {self.path} cannot be removed ({exc.strerror}).", hint=_ROOTS_WORK
+            ) from exc
 
 
 class DeviceLock:
     """One session a device: held until released, or until this process ends in whatever way."""
 
     def __init__(self, info: DeviceInfo, folder: Path | None = None) -> None:
-        self._path = (folder or _lock_dir()) / f"underwatt-{_slug(info.id)}.lock"
+        self._stem = f"underwatt-{_slug(info.id)}"
+        self._path = (folder or state_dir()) / f"{self._stem}.lock"
         self._device_name = info.name
-        self._file: int | None = None
+        self._lock = FileLock()
+        # Who names a folder of their own shares the device with nobody else.
+        self._notes = None if folder or STATE_VARIABLE in os.environ else _SHARED_NOTES
+        self._note: Path | None = None
 
     def acquire(self) -> None:
         """Take the lock, or say which process has it."""
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True)
-            file = _open_for_all(self._path)
+            file = _open_own(self._path)
         except OSError as exc:
             raise JournalError(
                 f"The lock {self._path} cannot be made ({exc.strerror}).",
-                hint=f"Name a folder that you may write to in {STATE_VARIABLE}.",
+                hint=f"Name a folder of your own, that you may write to, in {STATE_VARIABLE}.",
             ) from exc
+        holder = os.pread(file, 300, 0).decode(errors="replace").strip() or "unknown"
+        if not self._lock.take(file):
+            raise self._busy(holder)
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as exc:
-            holder = os.pread(file, 300, 0).decode(errors="replace").strip() or "unknown"
-            os.close(file)
-            raise DeviceBusyError(
-                f"{self._device_name} is in use by another Underwatt session (process {holder}).",
-                hint="Wait for it to end, or stop it; it puts the device back by itself.",
-            ) from exc
-        os.ftruncate(file, 0)
-        os.pwrite(file, f"{os.getpid()}: {_command()}\n".encode(), 0)
-        self._file = file
-        # A forked child (a data loader's worker) must not keep the lock alive after its parent was killed.
-        lock = weakref.ref(self)
-        os.register_at_fork(after_in_child=lambda: _drop_in_child(lock))
+            os.ftruncate(file, 0)
+            os.pwrite(file, f"{os.getpid()}: {_command()}\n".encode(), 0)
+            # First say it, then look: of two users who begin at once, both see the other.
+            self._leave_note()
+            for others in self._others():
+                raise self._busy(others)
+        except BaseException:
+            self.release()
+            raise
 
     def release(self) -> None:
         """Let the next session in."""
-        if self._file is not None:
-            os.close(self._file)
-            self._file = None
+        if self._note is not None:
+            with contextlib.suppress(OSError):
+                self._note.unlink()
+            self._note = None
+        self._lock.release()
+
+    def _busy(self, holder: str) -> DeviceBusyError:
+        return DeviceBusyError(
+            f"{self._device_name} is in use by another Underwatt session (process {holder}).",
+            hint="Wait for it to end, or stop it; it puts the device back by itself.",
+        )
+
+    def _leave_note(self) -> None:
+        """Tell other users; in a folder that anybody may write to, a new name is one that nobody has prepared."""
+        if self._notes is None:
+            return
+        note = self._notes / f"{self._stem}.{secrets.token_hex(8)}.note"
+        text = f"{os.getpid()} {process_started(os.getpid())} {_command()}\n"
+        with contextlib.suppress(OSError):  # where there is no such folder, there is nobody to tell
+            file = os.open(note, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
+            self._note = note
+            with os.fdopen(file, "wb") as opened:
+                os.fchmod(file, 0o644)  # whatever the umask says
+                opened.write(text.encode()[:_LONGEST_NOTE])
+
+    def _others(self) -> Iterator[str]:
+        """Other processes that have the device, as their notes say; notes of ours that nobody needs are removed."""
+        if self._notes is None:
+            return
+        for path in sorted(self._notes.glob(f"{self._stem}.*.note")):
+            if path == self._note:
+                continue
+            with contextlib.suppress(OSError, ValueError):
+                owner, text = _read_note(path)
+                pid, started, command = text.split(" ", 2)
+                if _is_process_of(int(pid), started, owner):
+                    yield f"{pid}: {command.strip()}, of {_user_name(owner)}"
+                elif owner == os.geteuid():
+                    path.unlink()
 
 
-def _open_for_all(path: Path) -> int:
-    """Open a lock file that other users can open too; made only where absent, which sticky folders insist on."""
+def _open_own(path: Path) -> int:
+    """Open a lock file, made where it is absent: a file of this user's, and nothing that somebody else put there."""
+    flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    file = os.open(path, flags, 0o600)
+    found = os.fstat(file)
+    if not stat.S_ISREG(found.st_mode) or found.st_uid != os.geteuid() or found.st_nlink > 1:
+        os.close(file)
+        raise PermissionError(0, "it is no file of yours")
+    return file
+
+
+def _read_note(path: Path) -> tuple[int, str]:
+    """Whose a note is, and what it says; whatever else lies there is an ``OSError``."""
+    file = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
-        return os.open(path, os.O_RDWR | os.O_CLOEXEC)
-    except FileNotFoundError:
-        file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
-        with contextlib.suppress(OSError):
-            os.fchmod(file, 0o666)  # whatever the umask says
-        return file
+        found = os.fstat(file)
+        if not stat.S_ISREG(found.st_mode):
+            raise OSError("it is no file")
+        return found.st_uid, os.read(file, _LONGEST_NOTE).decode(errors="replace")
+    finally:
+        os.close(file)
 
 
-def _drop_in_child(reference: weakref.ref[DeviceLock]) -> None:
-    lock = reference()
-    if lock is not None:
-        lock.release()
+def _is_process_of(pid: int, started: str, owner: int) -> bool:
+    """Whether a process lives, is the one that was meant, and is of the user who says so."""
+    try:
+        os.kill(pid, 0)
+    except PermissionError:
+        pass  # somebody else's
+    except (OSError, OverflowError):
+        return False
+    now = process_started(pid)
+    try:
+        return now is None or (now == started and Path(f"/proc/{pid}").stat().st_uid == owner)
+    except OSError:
+        return True  # some systems hide what others run
+
+
+def process_started(pid: int) -> str | None:
+    """When a process started, in the kernel's ticks: after a reboot the same number is another process."""
+    try:
+        status = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return None
+    return status.rpartition(")")[2].split()[19]
+
+
+def _user_name(user: int) -> str:
+    try:
+        return f"user {pwd.getpwuid(user).pw_name}"
+    except KeyError:
+        return f"user {user}"
 
 
 def pending(folders: Sequence[Path]) -> list[Journal]:
     """Every journal in some folders: sessions before ``set``, because a session may have run on top of one."""
-    places = [(folder, purpose) for purpose in ("session", "set") for folder in folders]
-    return [Journal(path) for folder, purpose in places for path in sorted(folder.glob(f"*.{purpose}.json"))]
+    found = [(folder / name, name.split(".")[-2]) for folder in folders for name in _names(folder)]
+    return [Journal(path) for wanted in ("session", "set") for path, purpose in found if purpose == wanted]
+
+
+def _names(folder: Path) -> list[str]:
+    """The journals in a folder; one that cannot be looked into may hold some, so that is an error."""
+    try:
+        return sorted(path.name for path in folder.iterdir() if re.search(r"\.(session|set)\.json$", path.name))
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    except OSError as exc:
+        raise _unreadable(folder, exc) from exc
+
+
+def _unreadable(folder: Path, error: OSError) -> JournalError:
+    return JournalError(
+        f"Whether there is something to put back cannot be seen: {folder} cannot be looked into ({error.strerror}).",
+        hint=f"{_ROOTS_WORK} `sudo chmod 755 {folder}` lets every user look.",
+    )
+
+
+def _entry(body: Mapping[str, object]) -> JournalEntry:
+    """What a journal holds, of the types that it was written with."""
+    entry = JournalEntry(**body)  # type: ignore[arg-type]
+    snapshot = entry.snapshot
+    texts = [entry.address, entry.device_name, entry.command, *snapshot.keys(), *snapshot.values()]
+    if not (isinstance(entry.process, int) and all(isinstance(text, str) for text in texts)):
+        raise ValueError("it holds something else than text")
+    return entry
 
 
 def _slug(device_id: str) -> str:

@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
-import signal
-import threading
 from typing import TYPE_CHECKING
 
 from underwatt.device.journal import DeviceLock, Journal, journal_folders, pending
 from underwatt.device.registry import open_device
-from underwatt.errors import ApplyError, DeviceBusyError, UnderwattError
+from underwatt.device.signals import SignalGates, uninterrupted
+from underwatt.errors import ApplyError, DeviceBusyError, JournalError, UnderwattError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
-    from typing import Any
 
     from underwatt.device.base import Device
     from underwatt.device.journal import JournalEntry
-
-ENDING_SIGNALS = (signal.SIGTERM, signal.SIGHUP)
-_DEFERRED_SIGNALS = (signal.SIGINT, *ENDING_SIGNALS)
 
 
 def restore(
@@ -27,42 +22,58 @@ def restore(
 ) -> list[tuple[str, UnderwattError | None]]:
     """Finish every journal; returns what each was for, and the error where it could not be finished.
 
-    ``discard`` gives up journals that are damaged, or that were tried and cannot be finished.
+    ``discard`` gives up journals that are damaged, or that were tried and cannot be finished. A folder that cannot be
+    looked into is an error like a journal that cannot be finished.
     """
     outcomes: list[tuple[str, UnderwattError | None]] = []
-    for journal in pending((folder,) if folder else journal_folders()):
-        name = journal.path.name
+    found: list[Path] = []
+    for place in (folder,) if folder else journal_folders():
         try:
-            entry = journal.read()
-            name = f"{entry.device_name} ({entry.address})"
+            pending((place,))
+            found.append(place)
+        except JournalError as exc:
+            outcomes.append((str(place), exc))
+    return outcomes + [_outcome(journal, folder, open_address, discard=discard) for journal in pending(found)]
+
+
+def _outcome(
+    journal: Journal, folder: Path | None, open_address: Callable[[str], Device], *, discard: bool
+) -> tuple[str, UnderwattError | None]:
+    name = journal.path.name
+    try:
+        entry = journal.read()
+        name = f"{entry.device_name} ({entry.address})"
+        with SignalGates():
             _finish(journal, entry, open_address, folder)
-            outcomes.append((name, None))
-        except DeviceBusyError as exc:
-            outcomes.append((name, exc))  # its process lives, and puts the device back by itself
-        except UnderwattError as exc:
-            if discard:
+        return name, None
+    except DeviceBusyError as exc:
+        return name, exc  # its process lives, and puts the device back by itself
+    except UnderwattError as exc:
+        if discard:
+            try:
                 journal.remove()
-                outcomes.append((f"{name}: given up ({exc.message})", None))
-            else:
-                way_out = "Where that cannot be mended, `underwatt restore --discard` gives this journal up."
-                hint = exc.hint if "--discard" in exc.hint else f"{exc.hint} {way_out}".strip()
-                outcomes.append((name, type(exc)(exc.message, hint=hint)))
-    return outcomes
+            except JournalError as other:
+                return name, other
+            return f"{name}: given up ({exc.message})", None
+        way_out = "Where that cannot be mended, `underwatt restore --discard` gives this journal up."
+        hint = exc.hint if "--discard" in exc.hint else f"{exc.hint} {way_out}".strip()
+        return name, type(exc)(exc.message, hint=hint)
 
 
+@uninterrupted
 def _finish(journal: Journal, entry: JournalEntry, open_address: Callable[[str], Device], folder: Path | None) -> None:
     device = open_address(entry.address)
     lock = DeviceLock(device.info, folder)
     lock.acquire()
     try:
-        with signals_deferred():
-            device.restore(entry.snapshot)
-            journal.remove()
+        device.restore(entry.snapshot)
+        journal.remove()
     finally:
         lock.release()
         device.close()
 
 
+@uninterrupted
 def finish_killed(device: Device, folders: tuple[Path, ...]) -> bool:
     """Put back what a killed session left of this device; whether there was anything."""
     left = [journal for folder in folders if (journal := Journal.of(device.info, "session", folder)).exists()]
@@ -76,21 +87,3 @@ def finish_killed(device: Device, folders: tuple[Path, ...]) -> bool:
             ) from exc
         journal.remove()
     return bool(left)
-
-
-class signals_deferred:  # noqa: N801 - reads as a verb phrase in a with statement
-    """Hold back the signals that end a process while the device is half way between two states."""
-
-    def __enter__(self) -> None:
-        self._held: list[int] = []
-        self._handlers: dict[int, Any] = {}
-        if threading.current_thread() is threading.main_thread():
-            for number in _DEFERRED_SIGNALS:
-                self._handlers[number] = signal.signal(number, lambda held, _frame: self._held.append(held))
-
-    def __exit__(self, *_: object) -> None:
-        for number, handler in self._handlers.items():
-            # A handler that was not installed from Python reads as None and cannot be put back by Python.
-            signal.signal(number, handler if handler is not None else signal.SIG_DFL)
-        for number in dict.fromkeys(self._held):
-            signal.raise_signal(number)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from typing import TYPE_CHECKING, Any
 
-from underwatt.errors import JobError, UnderwattError
+from underwatt.errors import JobError, OutOfMemoryError, UnderwattError
 from underwatt.jobs._torch import FlopCounterMode, TorchDispatchMode, torch
 from underwatt.jobs.data import as_dataset, first_batch
+from underwatt.jobs.faults import call_job
 from underwatt.jobs.training import build_model, forward, loss_of, to_device
 from underwatt.records import WorkloadCost
 
@@ -23,17 +25,31 @@ TENSORS_PER_LAUNCH = 36
 
 
 def count_cost(job: Job) -> WorkloadCost:
-    """FLOPs, bytes, kernels and memory of training, without training; raises ``JobError`` where that fails."""
+    """FLOPs, bytes, kernels and memory of training, without training; raises ``JobError`` where that fails.
+
+    A job that fails also where it is really trained raises that error: nothing is wrong with counting it.
+    """
     try:
         return _count_cost(job)
     except UnderwattError:
         raise
     except Exception as exc:
+        _try_step(job)
         first = (str(exc).strip().splitlines() or [""])[0].rstrip(".")
         raise JobError(
             f"The cost of this job cannot be counted: {type(exc).__name__}: {first}.",
             hint="Keep tensors in parameters or buffers, and read no values (.item(), if tensor:) in model and loss.",
         ) from exc
+
+
+def _try_step(job: Job) -> None:
+    """Forward and backward on the CPU, of numbers; what the job raises is its own error."""
+
+    def step() -> None:
+        loss_of(job, *forward(job, build_model(job, job.seed).train(), first_batch(job, SMALL))).backward()  # type: ignore[no-untyped-call]
+
+    with contextlib.suppress(OutOfMemoryError):
+        call_job(SMALL, step)
 
 
 def _count_cost(job: Job) -> WorkloadCost:

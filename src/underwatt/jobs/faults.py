@@ -7,6 +7,7 @@ tells.
 from __future__ import annotations
 
 import re
+import sysconfig
 import traceback
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,6 +20,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 _Result = TypeVar("_Result")
+_INSTALLED = {"site-packages", "dist-packages"}
+_FRAME = re.compile(r'^  File "(.+)", line (\d+), in .*\n    (.*)$', re.MULTILINE)
+_ERROR_LINE = re.compile(r"[\w.]+(: |$)")
 _OUT_OF_MEMORY = re.compile(
     r"out of memory|OutOfMemory|CUBLAS_STATUS_ALLOC_FAILED|can't allocate memory|NvMapMemAlloc|RESOURCE_EXHAUSTED"
     r"|^(\S+\.)?_?(Array)?MemoryError\b",
@@ -65,12 +69,49 @@ def call_job(batch_size: int, call: Callable[[], _Result], of_run: str = "") -> 
     except UnderwattError:
         raise
     except Exception as exc:  # the job is the user's code and may raise anything
+        if is_lost_worker(exc):
+            raise lost_worker() from exc
         if not ran_out_of_memory(exc):
-            first = _text(exc).splitlines()[0].rstrip(".")
-            raise StepError(f"The job failed in a step at batch size {batch_size}{of_run}: {first}.") from exc
+            what = f"The job failed in a step at batch size {batch_size}{of_run}"
+            raise StepError(f"{what}: {_what_and_where(exc)}.") from exc
         traceback.clear_frames(exc.__traceback__)
     # Raised out here: an error that remembers the frames of a full GPU keeps that GPU full.
     raise does_not_fit(batch_size)
+
+
+def is_lost_worker(error: BaseException) -> bool:
+    """Whether this is how PyTorch says that a loader's worker has died; it may say so at any moment of a process."""
+    text = str(error)
+    if "in DataLoader worker process" in text:
+        return False  # a worker that lives tells of an error of the data set's
+    if isinstance(error, RuntimeError):
+        return text.startswith("DataLoader worker (pid")
+    # The pipe to it breaks a moment before it is known to be dead.
+    frames = traceback.extract_tb(error.__traceback__) if isinstance(error, (ConnectionError, EOFError)) else []
+    return any(Path(frame.filename).match("torch/utils/data/dataloader.py") for frame in frames)
+
+
+def lost_worker() -> StepError:
+    """The error for a loader whose worker is gone."""
+    return StepError(
+        "A worker process of the job's loader has died.",
+        hint="Memory may have run out: use a smaller num_workers. The training goes on from its checkpoint (--resume).",
+    )
+
+
+def _what_and_where(error: Exception) -> str:
+    """The first line of an error, and the line of the user's own code that raised it, where some was under way."""
+    text, frames = _text(error), traceback.extract_tb(error.__traceback__)
+    first, places = text.splitlines()[0], [(frame.filename, str(frame.lineno), frame.line or "") for frame in frames]
+    if "in DataLoader worker process" in first:  # whose traceback comes as text, with the error as its last part
+        places += _FRAME.findall(text)
+        first = next((line for line in reversed(text.splitlines()) if _ERROR_LINE.match(line)), first)
+    ours = str(Path(__file__).resolve().parents[1])
+    foreign = (ours, "<", sysconfig.get_path("stdlib"))
+    for name, line, code in reversed(places):
+        if not (name.startswith(foreign) or _INSTALLED & set(Path(name).parts)):
+            return f"{first.rstrip('.')} ({name}, line {line}: {' '.join(code.split())})"
+    return first.rstrip(".")
 
 
 def _text(error: Exception) -> str:

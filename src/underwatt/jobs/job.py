@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from underwatt._imports import require
@@ -45,8 +46,8 @@ def scaled_lr(lr: float, base_batch_size: int, batch_size: int, rule: LrRule) ->
 
 
 def usual_rule(optimizer: Any) -> LrRule:
-    """Linear for SGD, the square root for all others."""
-    return "linear" if any(kind.__name__ == "SGD" for kind in type(optimizer).__mro__) else "sqrt"
+    """Linear for SGD and its kin, by name (ASGD, SGDW, SGD8bit) or by descent; the square root for all others."""
+    return "linear" if any("SGD" in kind.__name__ for kind in type(optimizer).__mro__) else "sqrt"
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,12 +121,19 @@ class Job:
 
     def lr_at(self, batch_size: int) -> float:
         """The learning rate at a batch size."""
-        rule = self.lr_rule
-        if rule is None:
-            torch = require("torch", extra="torch")
-            # Asked of a real optimizer, so that classes, partials and lambdas are all understood.
-            rule = usual_rule(self.make_optimizer([torch.nn.Parameter(torch.zeros(1))], self.lr))
+        rule = self._usual_rule if self.lr_rule is None else self.lr_rule
         return scaled_lr(self.lr, self.lr_batch_size, batch_size, rule)
+
+    @cached_property
+    def _usual_rule(self) -> LrRule:
+        """The rule that suits the optimizer; a real one is asked, so that classes, partials and lambdas all do."""
+        torch = require("torch", extra="torch")
+        try:
+            return usual_rule(self.make_optimizer([torch.nn.Parameter(torch.zeros(1))], self.lr))
+        except Exception:  # noqa: BLE001 - one that sorts parameters into groups may want those of the model
+            with torch.random.fork_rng([]):
+                model = self.model if isinstance(self.model, torch.nn.Module) else self.model()
+            return usual_rule(self.make_optimizer(model.parameters(), self.lr))
 
     def reached(self, value: float) -> bool:
         """Whether a value of the metric meets the target."""

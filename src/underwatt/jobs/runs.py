@@ -16,7 +16,7 @@ from underwatt.control.state import Phase
 from underwatt.device.base import SimulatesLoad
 from underwatt.errors import InputError, OutOfMemoryError, StepError
 from underwatt.events import BudgetChanged, Ended, Noted, Progressed
-from underwatt.runlog.inbox import Inbox, register_run
+from underwatt.runlog.inbox import Inbox, claimed_folder, register_run
 from underwatt.runlog.log import RunLog, read_log
 from underwatt.store.store import Saver
 
@@ -74,9 +74,13 @@ class RunOptions:
     def folder_for(self, name: str) -> Path:
         """Where a run of the job of this name keeps its log; runs are never mixed."""
         folder = Path(self.folder or (_newest_folder(name) if self.resume else _new_folder(name)))
+        self.check_folder(folder)
+        return folder
+
+    def check_folder(self, folder: Path) -> None:
+        """Refuse a folder that holds another run."""
         if not self.resume and (folder / LOG_NAME).exists():
             raise InputError(f"There is a run in {folder} already.", hint="Add --resume, or name another folder.")
-        return folder
 
 
 def _new_folder(name: str) -> Path:
@@ -86,7 +90,7 @@ def _new_folder(name: str) -> Path:
 
 
 def _newest_folder(name: str) -> Path:
-    found = [path for path in RUNS.glob("*/checkpoint.pt") if _STAMP.sub("", path.parent.name) == _plain(name)]
+    found = [path for path in RUNS.glob("*/checkpoint*.pt") if _STAMP.sub("", path.parent.name) == _plain(name)]
     if not found:
         raise InputError(f"There is no run of {name} to go on with.", hint="Name its folder with --out.")
     return max(found, key=lambda path: path.stat().st_mtime).parent
@@ -139,14 +143,15 @@ class Run:
     listener: Callable[[Event], None] | None = None
     watch: Callable[[Pilot], None] = field(default=lambda _pilot: None)
 
+    def claim_folder(self, stack: contextlib.ExitStack) -> None:
+        """Have the run's folder for this run alone; another one may have begun there since its name was chosen."""
+        if self.options.resume and not self.folder.is_dir():
+            return  # there is no checkpoint, which is said where it is looked for
+        stack.enter_context(claimed_folder(self.folder))
+        self.options.check_folder(self.folder)
+
     def pilot(self, stack: contextlib.ExitStack, workload: WorkloadInfo, **more: Any) -> Pilot:
         """A pilot with a log and an inbox in the run's folder."""
-        try:
-            self.folder.mkdir(parents=True, exist_ok=True)
-        except OSError as exc:
-            raise InputError(
-                f"The folder {self.folder} cannot be made ({exc.strerror}).", hint="Name another one with --out."
-            ) from exc
         log, inbox = stack.enter_context(RunLog(self.folder / LOG_NAME)), Inbox(self.folder)
         warning = stack.enter_context(register_run(self.folder, workload.name, self.device.info.name))
         if warning and self.listener:
@@ -157,7 +162,7 @@ class Run:
             self.batch_sizes,
             self.live,
             convergence=self.convergence,
-            known=self.store.measurements(self.store.profile_id(self.device.info, workload)),
+            known=self.store.measurements(self.store.profile_id(self.device.info, workload), telling=True),
             references=self.references,
             set_modes=self.options.set_modes,
             saver=Saver(self.store, self.device.info, workload),
@@ -182,14 +187,15 @@ def run_job(run: Run, job: Job) -> RunResult:
     sizes, left_out = fillable(run.batch_sizes, len(train_and_test(job)[0]))
     cost = count_cost(job) if isinstance(run.device, SimulatesLoad) else None
     state = progress = None
-    taken = SoFar()
-    if run.options.resume:
-        state, progress = checkpoint.load(run.folder, workload.id)
-        if progress.done:
-            raise InputError(f"The run in {run.folder} has ended: {progress.done}.", hint=checkpoint.AFRESH)
-        taken = taken_so_far(run.folder / LOG_NAME, progress)
-        run.live.resumes(taken.elapsed_s)
+    taken, damage = SoFar(), ""
     with contextlib.ExitStack() as stack:
+        run.claim_folder(stack)
+        if run.options.resume:
+            state, progress, damage = checkpoint.load(run.folder, workload.id)
+            if progress.done:
+                raise InputError(f"The run in {run.folder} has ended: {progress.done}.", hint=checkpoint.AFRESH)
+            taken = taken_so_far(run.folder / LOG_NAME, progress)
+            run.live.resumes(taken.elapsed_s)
         training = Training(job, sizes[0])
         stack.callback(training.close)
         if state is not None:
@@ -205,15 +211,15 @@ def run_job(run: Run, job: Job) -> RunResult:
                 verdict=taken.verdict,
             )
             pilot.score = progress.score
-        stack.enter_context(pilot)
-        if progress is not None:
-            pilot.note("info", _going_on(training.samples, run.live, taken.elapsed_s, taken.posted))
-        for text in filter(None, (taken.warning, left_out)):
-            pilot.note("warning", text)
-        effort = Effort(run.options.evaluate_every, run.options.limit_samples or math.inf)
-        return train_under_budget(
-            pilot, training, effort, run.folder, progress=progress, watch=lambda: run.watch(pilot)
-        )
+        with pilot:
+            if progress is not None:
+                pilot.note("info", _going_on(training.samples, run.live, taken.elapsed_s, taken.posted))
+            for text in filter(None, (damage, taken.warning, left_out)):
+                pilot.note("warning", text)
+            effort = Effort(run.options.evaluate_every, run.options.limit_samples or math.inf)
+            return train_under_budget(
+                pilot, training, effort, run.folder, progress=progress, watch=lambda: run.watch(pilot)
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -264,17 +270,19 @@ MOST_STARTS = 6  # at one batch size, of a command that is over before it is mea
 def run_command(run: Run, workload: Workload) -> RunResult:
     """Run a command to its own end, or until the joules are spent."""
     with contextlib.ExitStack() as stack:
+        run.claim_folder(stack)
         pilot = run.pilot(stack, workload.info, can_pause=False)
-        stack.enter_context(pilot)
-        command = _Command(run, pilot, workload)
-        if command.search():
-            batch_size = pilot.batch_size
-            pilot.offer((batch_size,))
-            pilot.note("info", f"The search is over; the command runs at batch size {batch_size}.")
-            command.run(batch_size, lambda: pilot.energy_left_j <= 0)
-        if pilot.energy_left_j <= 0:
-            pilot.outcome = "energy spent"
-        return RunResult(pilot.outcome, None, pilot.samples, pilot.steps, pilot.elapsed_s, pilot.energy_j, run.folder)
+        with pilot:
+            command = _Command(run, pilot, workload)
+            if command.search():
+                batch_size = pilot.batch_size
+                pilot.offer((batch_size,))
+                pilot.note("info", f"The search is over; the command runs at batch size {batch_size}.")
+                command.run(batch_size, lambda: pilot.energy_left_j <= 0)
+            if pilot.energy_left_j <= 0:
+                pilot.outcome = "energy spent"
+            took = pilot.elapsed_s, pilot.energy_j
+            return RunResult(pilot.outcome, None, pilot.samples, pilot.steps, *took, run.folder)
 
 
 class _Command:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import math
+import signal
+import threading
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -103,9 +106,8 @@ class Training:
     def learn(self, batch: Any) -> torch.Tensor:
         """Change the model by the batch that was fetched last."""
         if (size := len(self._order.handed_out[0])) != self.batch_size:
+            self.scale_rate(self.batch_size, size)
             self.batch_size = size
-            for group in self.optimizer.param_groups:
-                group["lr"] = self.job.lr_at(size)
         self.model.train()
         self.optimizer.zero_grad(set_to_none=True)
         loss = loss_of(self.job, *forward(self.job, self.model, batch))
@@ -115,6 +117,13 @@ class Training:
         self.steps += 1
         self.samples += self.batch_size
         return loss.detach()
+
+    def scale_rate(self, from_size: int, to_size: int) -> None:
+        """Have the learning rate of each group of parameters, which may have its own, follow the batch size."""
+        before, after = self.job.lr_at(from_size), self.job.lr_at(to_size)
+        for group in self.optimizer.param_groups:
+            # Exactly the job's own where it is that, whatever batch sizes were on the way.
+            group["lr"] = after if group["lr"] == before else group["lr"] * (after / before)
 
     def redo(self, batch_size: int) -> None:
         """A step did not fit into memory: its samples, and all that were prepared, come again in smaller batches."""
@@ -165,8 +174,15 @@ class Training:
         return bool(torch.stack([torch.isfinite(weight).all() for weight in self.model.parameters()]).all())
 
     def close(self) -> None:
-        """Let go of the loader, with its worker processes."""
-        self._batches = None
+        """Let go of the loader, with its worker processes.
+
+        An error that was raised in it keeps it alive, and so would its workers and threads stay.
+        """
+        batches, self._batches = self._batches, None
+        shut_down = getattr(batches, "_shutdown_workers", None)
+        if shut_down is not None:
+            with _workers_may_die():
+                shut_down()
 
     def _open_loader(self) -> None:
         self.close()
@@ -212,6 +228,19 @@ class LatestLoss:
         arrived = torch.cuda.Event()  # type: ignore[no-untyped-call]
         arrived.record(torch.cuda.current_stream(loss.device))
         self._copy = copied, arrived
+
+
+@contextlib.contextmanager
+def _workers_may_die() -> Iterator[None]:
+    """While workers are ended on purpose, PyTorch must not raise that one has died, which would leave the rest."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGCHLD, before if before is not None else signal.SIG_DFL)
 
 
 class Completion:

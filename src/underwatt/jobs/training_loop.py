@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import os
 import signal
 import threading
 import time
@@ -16,7 +17,7 @@ from underwatt.errors import OutOfMemoryError
 from underwatt.jobs import checkpoint
 from underwatt.jobs._torch import torch
 from underwatt.jobs.checkpoint import Progress
-from underwatt.jobs.faults import call_job, half_updated, watch_updates
+from underwatt.jobs.faults import call_job, half_updated, is_lost_worker, lost_worker, watch_updates
 from underwatt.jobs.runs import RunResult
 from underwatt.jobs.training import Completion, LatestLoss
 
@@ -77,9 +78,11 @@ class _Loop:
                     self._step()
                     self._guard.pass_on()
                     watch()
-        except BaseException:
+        except BaseException as exc:
             if self._guard.model_intact:
                 self._save()
+            if is_lost_worker(exc):
+                raise lost_worker() from exc
             raise
         self._pilot.outcome = outcome
         if outcome == "diverged":
@@ -175,6 +178,7 @@ class StepGuard:
         self.model_intact = True  # as the last step left it
         self._held: int | None = None
         self._in_step = False
+        self._process = os.getpid()
         self._handlers: dict[int, Any] = {}
 
     def __enter__(self) -> Self:
@@ -215,7 +219,8 @@ class StepGuard:
         self.model_intact = True
 
     def _arrived(self, number: int, frame: FrameType | None) -> None:
-        if self._in_step and self._held is None:
+        # A loader's worker that was forked within a step has no step of its own to wait for.
+        if self._in_step and self._held is None and os.getpid() == self._process:
             self._held = number
         else:
             self._handlers[number](number, frame)

@@ -15,7 +15,7 @@ import numpy as np
 from scipy.special import erf
 
 from underwatt.predict.base import Z90, check_same_knobs, observe
-from underwatt.predict.expert import Expert, ReferenceModel, lent_quirks
+from underwatt.predict.expert import MOST_ROWS, Expert, ReferenceModel, lent_quirks
 from underwatt.predict.roofline import Centre
 from underwatt.records import Prediction
 
@@ -92,6 +92,8 @@ class FittedFewShot:
     ) -> FittedFewShot:
         """Ask every expert about the measurements, and keep those that matter."""
         seen = observe(measurements).merged()
+        if len(seen) > MOST_ROWS:  # as of a reference: more change nothing but the time it takes
+            seen = seen.take(np.sort(np.random.default_rng(0).permutation(len(seen))[:MOST_ROWS]))
         check_same_knobs(seen.settings, knobs)
         experts = [Expert.fit(seen, centre)]
         for reference in references:

@@ -11,9 +11,9 @@ from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from underwatt._files import open_plain, write_atomically
+from underwatt._files import FileLock, open_plain, write_atomically
 from underwatt.budget import parse_watts
-from underwatt.device.journal import journal_folders, state_dir
+from underwatt.device.journal import journal_folders, process_started, state_dir
 from underwatt.errors import InputError
 from underwatt.records import from_json, to_json
 from underwatt.runlog.log import has_ended
@@ -138,10 +138,33 @@ class RunningRun:
 
 
 @contextlib.contextmanager
+def claimed_folder(folder: Path | str) -> Iterator[None]:
+    """Have a folder for one run at a time, made where it is absent; the next one is told who has it."""
+    lock, folder = FileLock(), Path(folder)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        is_free = lock.take(os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))
+    except OSError as exc:
+        raise InputError(
+            f"The folder {folder} cannot be made ({exc.strerror}).", hint="Name another one with --out."
+        ) from exc
+    if not is_free:
+        holders = [run for run in running_runs() if Path(run.folder) == folder.absolute()]
+        whose = f"process {holders[0].pid}, {holders[0].job}" if holders else "another process"
+        raise InputError(
+            f"A run is under way in {folder} ({whose}).", hint="Wait for it to end, stop it, or name another folder."
+        )
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+@contextlib.contextmanager
 def register_run(folder: Path | str, job: str, device: str) -> Iterator[str | None]:
     """List a run as under way; gives a warning where that cannot be done, which is no reason not to train."""
     pid = os.getpid()
-    entry = RunningRun(str(Path(folder).absolute()), pid, job, device, _process_started(pid))
+    entry = RunningRun(str(Path(folder).absolute()), pid, job, device, process_started(pid))
     place = state_dir() / "runs"
     path, warning = place / f"{pid}.json", None
     for number in count(2):  # a process may train on several devices
@@ -156,8 +179,9 @@ def register_run(folder: Path | str, job: str, device: str) -> Iterator[str | No
     try:
         yield warning
     finally:
-        with contextlib.suppress(OSError):
-            path.unlink(missing_ok=True)
+        if os.getpid() == pid:  # a forked child is not the run
+            with contextlib.suppress(OSError):
+                path.unlink(missing_ok=True)
 
 
 def running_runs() -> tuple[RunningRun, ...]:
@@ -195,7 +219,7 @@ def _alive(path: Path) -> RunningRun | None:
         run = from_json(RunningRun, _read_json(path))
     except (OSError, ValueError, InputError):
         return None
-    return run if is_alive(run.pid) and _process_started(run.pid) == run.process_started else None
+    return run if is_alive(run.pid) and process_started(run.pid) == run.process_started else None
 
 
 def is_alive(pid: int) -> bool:
@@ -207,12 +231,3 @@ def is_alive(pid: int) -> bool:
     except (OSError, OverflowError):
         return False
     return True
-
-
-def _process_started(pid: int) -> str | None:
-    """When a process started, in the kernel's ticks: after a reboot the same number is another process."""
-    try:
-        status = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return None
-    return status.rpartition(")")[2].split()[19]

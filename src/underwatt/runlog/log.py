@@ -76,6 +76,7 @@ class RunLog:
         self._events: deque[tuple[Event, bytes]] = deque(maxlen=KEEP_EVENTS)
         self._latest: dict[str, bytes] = {}
         self._flushing = threading.Lock()
+        self._process = os.getpid()
         self._log, self._recent = LineFile(self.path), RecentLines(self.path)
         self._judge, self._tally = Judge(), Tally()
         self._newest_s = self._progress_s = -math.inf
@@ -133,7 +134,9 @@ class RunLog:
         return "warning", f"{error} What belongs there is kept and tried again."
 
     def close(self) -> None:
-        """Write what is left and let go of the files."""
+        """Write what is left and let go of the files; a forked child has nothing to write."""
+        if os.getpid() != self._process:
+            return
         with self._flushing:
             self._take_in()
             self._settle()

@@ -51,6 +51,7 @@ if TYPE_CHECKING:
 
 KIND = "underwatt"  # under this name a JSON file says what it holds: "profile" or "plan"
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"  # of a spreadsheet or an editor
+_MOST_WHOLE = 2**63  # that a column of the store holds
 _INFOS: dict[str, type] = {"device": DeviceInfo, "workload": WorkloadInfo}
 
 
@@ -111,6 +112,21 @@ def plan_of(record: Mapping[str, Any], whose: str = "This file") -> Plan:
 
 def read_file(path: Path, *, device_name: str = "", samples_per_epoch: float = 1.0) -> Exchanged:
     """Read any of the forms above; ``device_name`` names the device of a table that does not say."""
+    found = _read_any(path, device_name, samples_per_epoch)
+    # What cannot be is refused here, where its file is known, and not where somebody plans with it.
+    for measurement in (m for profile in found.profiles for m in profile.usable()):
+        values = (measurement.step_s, measurement.power_w)
+        if not all(0 < value < math.inf for value in values):
+            raise InputError(
+                f"{path}: {measurement.setting} took {values[0]:g} s and {values[1]:g} W, which cannot be."
+            )
+    for run in (run for _, runs in found.convergence for run in runs):
+        if not 1 <= run.batch_size < _MOST_WHOLE or abs(run.seed) >= _MOST_WHOLE or run.samples <= 0:
+            raise InputError(f"{path}: {run.samples:g} samples at batch size {run.batch_size!s:.20} cannot be.")
+    return found
+
+
+def _read_any(path: Path, device_name: str, samples_per_epoch: float) -> Exchanged:
     if _looks_like_json(path):
         return _read_json(path)
     names, rows = read_rows(path)

@@ -25,6 +25,7 @@ from underwatt.records import (
     DeviceInfo,
     Measurement,
     Profile,
+    Setting,
     Status,
     WorkloadInfo,
     columns,
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
 STORE_VARIABLE = "UNDERWATT_STORE"
 DEFAULT_NAME = "underwatt.db"
 RETRY_S = 1.0  # how long the saver waits where it could not store
+_USABLE = (Status.OK.value, Status.THROTTLED.value)
 _MEASUREMENTS = "SELECT * FROM measurements WHERE profile_id = ? ORDER BY id"
 _PERMISSIONS = f"Check its permissions, or name another file with --store or {STORE_VARIABLE}."
 _HINTS = {  # by words of SQLite's messages
@@ -137,30 +139,44 @@ class Store:
             with self._writing() as connection:
                 _insert_measurements(connection, profile_id, measurements)
 
-    def measurements(self, profile_id: int) -> tuple[Measurement, ...]:
-        """All measurements of a profile, oldest first."""
+    def measurements(self, profile_id: int, *, telling: bool = False) -> tuple[Measurement, ...]:
+        """All measurements of a profile, oldest first; or those ``telling`` enough to plan with, where it is large."""
         with self._connected() as connection:
-            return _select_measurements(connection, profile_id)
+            return (_select_telling if telling else _select_measurements)(connection, profile_id)
 
-    def profile(self, profile_id: int) -> Profile:
-        """A whole profile."""
+    def profile(self, profile_id: int, *, telling: bool = False) -> Profile:
+        """A whole profile; or with the measurements that are ``telling`` enough to plan with, where it is large."""
         with self._connected() as connection:
             for row in _select(connection, "SELECT * FROM profiles WHERE id = ?", profile_id):
-                return Profile(*_owners(row), _select_measurements(connection, profile_id))
+                found = (_select_telling if telling else _select_measurements)(connection, profile_id)
+                return Profile(*_owners(row), found)
         raise StoreError(f"The store {self.path} has no profile {profile_id}.", hint="`underwatt store ls` lists them.")
 
     def summaries(self) -> tuple[ProfileSummary, ...]:
         """What the store holds, oldest first."""
+        # One pass over the rows as they lie on disk, many times faster than to look each up in an index.
+        counting = "SELECT profile_id, status, count(*) AS rows FROM measurements NOT INDEXED GROUP BY 1, 2"
+        with self._connected() as connection:
+            rows = list(_select(connection, "SELECT * FROM profiles ORDER BY id"))
+            counts = list(_select(connection, counting))
+        measured: Counter[int] = Counter()
+        usable: Counter[int] = Counter()
+        for count in counts:
+            measured[count["profile_id"]] += count["rows"]
+            usable[count["profile_id"]] += count["rows"] * (count["status"] in _USABLE)
+        return tuple(
+            ProfileSummary(row["id"], *_owners(row), measured[row["id"]], usable[row["id"]], row["created_at"])
+            for row in rows
+        )
+
+    def newest_profile_id(self) -> int | None:
+        """The number of the newest profile that holds something to predict from."""
         query = (
-            "SELECT profiles.*, count(measurements.id) AS measured, coalesce(sum(status IN (?, ?)), 0) AS usable"
-            " FROM profiles LEFT JOIN measurements ON profile_id = profiles.id"
-            " GROUP BY profiles.id ORDER BY profiles.id"
+            "SELECT id FROM profiles WHERE EXISTS"
+            " (SELECT 1 FROM measurements WHERE profile_id = profiles.id AND status IN (?, ?)) ORDER BY id DESC LIMIT 1"
         )
         with self._connected() as connection:
-            rows = list(_select(connection, query, Status.OK.value, Status.THROTTLED.value))
-        return tuple(
-            ProfileSummary(row["id"], *_owners(row), row["measured"], row["usable"], row["created_at"]) for row in rows
-        )
+            return next((int(row["id"]) for row in _select(connection, query, *_USABLE)), None)
 
     def add_convergence(self, workload: WorkloadInfo, runs: Sequence[ConvergenceRun]) -> None:
         """Append convergence runs of a workload."""
@@ -193,11 +209,19 @@ class Store:
                 counts.append(len(fresh_runs))
         return taken, counts
 
-    def convergence(self) -> tuple[tuple[WorkloadInfo, tuple[ConvergenceRun, ...]], ...]:
-        """Every workload's convergence runs, oldest first."""
+    def convergence_counts(self) -> tuple[tuple[WorkloadInfo, int], ...]:
+        """Every workload that has convergence runs, and how many, oldest first."""
+        query = "SELECT workload, count(*) AS runs FROM convergence_runs GROUP BY workload_id ORDER BY min(id)"
+        with self._connected() as connection:
+            rows = list(_select(connection, query))
+        return tuple((from_json(WorkloadInfo, json.loads(row["workload"])), int(row["runs"])) for row in rows)
+
+    def convergence(self, workload_id: str = "") -> tuple[tuple[WorkloadInfo, tuple[ConvergenceRun, ...]], ...]:
+        """Every workload's convergence runs, oldest first; or those of one alone."""
         found: dict[str, tuple[str, list[ConvergenceRun]]] = {}
         with self._connected() as connection:
-            for row in _select(connection, "SELECT * FROM convergence_runs ORDER BY id"):
+            which, values = ("WHERE workload_id = ?", (workload_id,)) if workload_id else ("", ())
+            for row in _select(connection, f"SELECT * FROM convergence_runs {which} ORDER BY id", *values):  # noqa: S608
                 _, runs = found.setdefault(row["workload_id"], (row["workload"], []))
                 runs.append(from_row(ConvergenceRun, row))
         return tuple((from_json(WorkloadInfo, json.loads(text)), tuple(runs)) for text, runs in found.values())
@@ -295,6 +319,24 @@ def _insert_convergence(connection: sqlite3.Connection, workload: WorkloadInfo, 
 
 def _select_measurements(connection: sqlite3.Connection, profile_id: int) -> tuple[Measurement, ...]:
     return tuple(from_row(Measurement, row) for row in _select(connection, _MEASUREMENTS, profile_id))
+
+
+def _select_telling(connection: sqlite3.Connection, profile_id: int) -> tuple[Measurement, ...]:
+    """The measurements of a profile, of a large one those that tell most."""
+    from underwatt.store.condense import MOST_ROWS, Newest, telling
+
+    count = connection.execute("SELECT count(*) FROM measurements WHERE profile_id = ?", (profile_id,)).fetchone()[0]
+    if count <= MOST_ROWS:
+        return _select_measurements(connection, profile_id)
+    setting = ", ".join(column.name for column in columns(Setting))
+    query = (  # what is not grouped by is that of the row with the largest id
+        f"SELECT max(id), batch_size, step_s, power_w, status IN (?, ?) AS usable FROM measurements"  # noqa: S608
+        f" WHERE profile_id = ? GROUP BY {setting}, usable"
+    )
+    wanted = telling([Newest(*row) for row in connection.execute(query, (*_USABLE, profile_id))])
+    numbers = ",".join(map(str, wanted))  # our own numbers, and more of them than a query takes values
+    rows = _select(connection, f"SELECT * FROM measurements WHERE id IN ({numbers}) ORDER BY id")  # noqa: S608
+    return tuple(from_row(Measurement, row) for row in rows)
 
 
 def _select_plans(connection: sqlite3.Connection) -> tuple[KeptPlan, ...]:

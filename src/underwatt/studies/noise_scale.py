@@ -142,8 +142,7 @@ def measure_noise_scale(job: Job, batch_size: int, *, steps: int = 200, seed: in
         raise PredictError("The noise scale needs a batch of at least two samples.", hint="Use a larger batch size.")
     half = batch_size // 2
     training = Training(job, half, proxy=True, seed=seed)
-    for group in training.optimizer.param_groups:
-        group["lr"] = job.lr_at(2 * half)
+    training.scale_rate(half, 2 * half)
     model = training.model.train()
     meter = NoiseScaleMeter()
     for _ in range(steps):

@@ -19,7 +19,8 @@ import tempfile
 import threading
 from dataclasses import dataclass
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 from underwatt.errors import StepError, UnderwattError
 from underwatt.jobs.job_address import load_job
@@ -212,8 +213,13 @@ def work() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which ends us in good order
     replies = os.fdopen(os.dup(1), "wb", buffering=0)
     os.dup2(2, 1)
+    # Orders come by a file of their own: a loader's worker closes standard input when it is forked, and would wait for
+    # ever for the thread that holds it, which is not in that process.
+    orders_file = os.fdopen(os.dup(0), "rb")
+    with Path(os.devnull).open("rb") as nothing:
+        os.dup2(nothing.fileno(), 0)
     orders: queue.Queue[Any] = queue.Queue()
-    threading.Thread(target=_take_orders, args=(orders,), daemon=True).start()
+    threading.Thread(target=_take_orders, args=(orders_file, orders), daemon=True).start()
     torch.set_num_threads(1)  # the study uses the cores by running side by side
     job = cache(lambda: load_job(sys.argv[1]))
     while True:
@@ -223,8 +229,8 @@ def work() -> None:
         pickle.dump(pool.wait(), replies)
 
 
-def _take_orders(orders: queue.Queue[Any]) -> None:
+def _take_orders(orders_file: BinaryIO, orders: queue.Queue[Any]) -> None:
     with contextlib.suppress(EOFError):
         while True:
-            orders.put(pickle.load(sys.stdin.buffer))  # noqa: S301 - from the process that started this one
+            orders.put(pickle.load(orders_file))  # noqa: S301 - from the process that started this one
     os._exit(0)  # from a thread, in the middle of a training: nothing here is worth keeping

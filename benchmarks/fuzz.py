@@ -1,0 +1,428 @@
+"""Everything that is read from outside, damaged: each must be read, or be an error that says what to do.
+
+    python benchmarks/fuzz.py [--inputs 200000] [--seed 0] [--only log,plan] [--json OUT]
+
+Valid files of every kind are made, and each input is one of them with some damage: bits flipped, parts cut out, doubled
+or moved, numbers, brackets and markup put in, values of a JSON object or cells of a table replaced by others. Whatever
+leaves the reader but an ``UnderwattError`` counts as a traceback, and so does one that takes more than ten seconds.
+Ends with 1 where there is any.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import io
+import json
+import os
+import random
+import signal
+import sys
+import tempfile
+import traceback
+from collections import Counter
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+
+import torch
+
+import underwatt
+from _table import Column, add_output, as_table, write
+from underwatt.budget import parse_budget, parse_watts, read_schedule
+from underwatt.cli import store as store_commands
+from underwatt.device.journal import DeviceLock, Journal
+from underwatt.device.recovery import restore
+from underwatt.errors import NoDeviceError, UnderwattError
+from underwatt.events import BudgetChanged, Ended, Noted, Progressed, Readings, SettingChanged, Started, to_line
+from underwatt.jobs import checkpoint
+from underwatt.jobs.training import Training
+from underwatt.records import (
+    ConvergenceRun,
+    DeviceInfo,
+    Measurement,
+    PowerMode,
+    Profile,
+    Setting,
+    Status,
+    WorkloadInfo,
+)
+from underwatt.runlog.inbox import Inbox, running_runs
+from underwatt.runlog.log import follow, has_ended, read_log
+from underwatt.store import exchange
+from underwatt.store.store import Store
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+INPUTS = 200_000
+HANG_S = 10.0
+TOKENS = (
+    "", "0", "-1", "-0.0", "1e999", "-1e999", "NaN", "Infinity", "nan", "inf", "null", "true", "[]", "{}", '""', '"',
+    "'", ",", "\n", "\r", "\0", "\ufeff", "\ud7ff", "é", "²", "٣", "[red]", "[/]", "[/nope]", "%s", "{}", "1_0", "0x1",
+    "9" * 400, "1" + "0" * 30, "[" * 5000, '{"a":' * 2000, "a" * 5000, "W", "10W peak", "50Wh",
+    "08:00-18:00=15W,else=7W",
+)  # fmt: skip
+VALUES: tuple[Any, ...] = (
+    None, True, False, 0, -1, 1, 0.5, 2**63, 10**400, float("nan"), float("inf"), "", "x", "nan", "[/]", "[red]x", "1",
+    [], {}, [None], [[]], {"x": 1}, "ok", ["a"], "\0", "\ud800", [1, 2], "10W",
+)  # fmt: skip
+DEVICE = DeviceInfo("jetson", "Nano", "nano-1", "jetson:/", software={"l4t": "36.3"})
+WORKLOAD = WorkloadInfo("net", "0123456789abcdef", {"torch": "2.13"})
+
+
+@dataclass
+class Target:
+    """One kind of file: valid ones, their name on disk, and what reads them."""
+
+    name: str
+    valid: list[bytes]
+    read: Callable[[bytes], None]
+    counts: Counter[str] = field(default_factory=Counter)
+    examples: dict[str, bytes] = field(default_factory=dict)
+
+    def feed(self, data: bytes) -> None:
+        """Read one input and note what came of it."""
+        try:
+            with _at_most(HANG_S):
+                self.read(data)
+            self.counts["read"] += 1
+        except UnderwattError as exc:
+            self.counts["refused"] += 1
+            if not exc.message.strip():
+                self._note("an error without words", data)
+        except Exception as exc:  # noqa: BLE001 - this is what is looked for
+            where = traceback.extract_tb(exc.__traceback__)[-1]
+            ours = [frame for frame in traceback.extract_tb(exc.__traceback__) if "underwatt" in frame.filename]
+            at = (ours or [where])[-1]
+            self._note(f"{type(exc).__name__} in {Path(at.filename).name}, line {at.lineno}", data)
+
+    def _note(self, what: str, data: bytes) -> None:
+        self.counts["tracebacks"] += 1
+        self.examples.setdefault(what, data)
+
+
+@contextmanager
+def _at_most(seconds: float) -> Iterator[None]:
+    def hangs(*_: object) -> None:
+        raise TimeoutError(f"it took more than {seconds:g} s")
+
+    signal.signal(signal.SIGALRM, hangs)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+
+
+# Damage.
+
+
+def damaged(data: bytes, chance: random.Random) -> bytes:
+    """The data with one to three kinds of damage."""
+    for _ in range(chance.choice((1, 1, 2, 3))):
+        kinds = [_flip, _cut, _double, _token, _noise]
+        kinds += [_json_value] * 4 if data.lstrip()[:1] in (b"{", b"[") else [_cell] * 4
+        data = chance.choice(kinds)(data, chance)
+    return data
+
+
+def _flip(data: bytes, chance: random.Random) -> bytes:
+    if not data:
+        return data
+    found = bytearray(data)
+    for _ in range(chance.choice((1, 1, 8))):
+        found[chance.randrange(len(found))] ^= 1 << chance.randrange(8)
+    return bytes(found)
+
+
+def _span(data: bytes, chance: random.Random) -> tuple[int, int]:
+    begin = chance.randrange(len(data) + 1)
+    return begin, min(len(data), begin + chance.choice((1, 4, 30, 400, len(data))))
+
+
+def _cut(data: bytes, chance: random.Random) -> bytes:
+    begin, end = _span(data, chance)
+    return data[:begin] + data[end:]
+
+
+def _double(data: bytes, chance: random.Random) -> bytes:
+    begin, end = _span(data, chance)
+    at = chance.randrange(len(data) + 1)
+    return data[:at] + data[begin:end] + data[at:]
+
+
+def _token(data: bytes, chance: random.Random) -> bytes:
+    at = chance.randrange(len(data) + 1)
+    return data[:at] + chance.choice(TOKENS).encode("utf-8", "surrogatepass") + data[at + chance.choice((0, 1, 4)) :]
+
+
+def _noise(data: bytes, chance: random.Random) -> bytes:
+    begin, end = _span(data, chance)
+    return data[:begin] + chance.randbytes(min(end - begin, 40)) + data[end:]
+
+
+def _json_value(data: bytes, chance: random.Random) -> bytes:
+    """A value somewhere in a JSON object, or in a line of one, replaced or removed."""
+    lines = data.split(b"\n")
+    at = chance.randrange(len(lines))
+    whole = chance.random() < 0.5
+    try:
+        found = json.loads(data if whole else lines[at])
+        places = list(_places(found))
+        if not places:
+            return data
+        holder, key = chance.choice(places)
+        if isinstance(holder, dict) and chance.random() < 0.2:
+            del holder[key]
+        else:
+            holder[key] = chance.choice(VALUES)
+        text = json.dumps(found, ensure_ascii=chance.random() < 0.5).encode("utf-8", "surrogatepass")
+    except (ValueError, RecursionError):
+        return _token(data, chance)
+    if whole:
+        return text
+    lines[at] = text
+    return b"\n".join(lines)
+
+
+def _places(value: Any) -> Iterator[tuple[Any, Any]]:
+    pairs = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for key, inner in list(pairs):
+        yield value, key
+        yield from _places(inner)
+
+
+def _cell(data: bytes, chance: random.Random) -> bytes:
+    """A cell of a table replaced, or a row made longer or shorter."""
+    try:
+        rows = list(csv.reader(io.StringIO(data.decode())))
+    except (ValueError, csv.Error):
+        return _token(data, chance)
+    if not any(rows):
+        return data
+    row = chance.choice([row for row in rows if row])
+    how = chance.random()
+    if how < 0.1:
+        row.pop()
+    elif how < 0.2:
+        row.append(chance.choice(TOKENS))
+    else:
+        row[chance.randrange(len(row))] = chance.choice((*TOKENS, *(str(value) for value in VALUES)))
+    text = io.StringIO()
+    try:
+        csv.writer(text, lineterminator="\n").writerows(rows)
+    except csv.Error:
+        return data
+    return text.getvalue().encode("utf-8", "surrogatepass")
+
+
+# What is read, and how.
+
+
+def _measurements() -> tuple[Measurement, ...]:
+    modes = [PowerMode(4, cpu, gpu, 1600.0) for cpu in (800.0, 1400.0) for gpu in (300.0, 600.0, 900.0)]
+    found = [
+        Measurement(Setting(mode, size), size * 30 / (mode.gpu_mhz or 1), 2 + (mode.gpu_mhz or 1) / 300, 5.0, 10.0, 5.0)
+        for mode in modes
+        for size in (8, 32)
+    ]
+    return (*found, Measurement(Setting(modes[0], 64), status=Status.OUT_OF_MEMORY, note="no room"))
+
+
+def _text(write_to: Callable[[io.StringIO], object]) -> bytes:
+    text = io.StringIO(newline="")
+    write_to(text)
+    return text.getvalue().encode()
+
+
+def _log() -> bytes:
+    setting = Setting(PowerMode(gpu_mhz=600.0), 8)
+    events = [
+        Started(at_s=0.0, started_at="2026-01-01T00:00:00+00:00", job="net", device=DEVICE, workload=WORKLOAD,
+                budget="10W", batch_sizes=(8, 16), target=0.9, simulated=True, idle_w=1.5, pid=1, version="0.1.0"),
+        BudgetChanged(at_s=0.0, power_w=10.0, why="start"),
+        SettingChanged(at_s=0.1, setting=setting, state="searching", why="first"),
+        Readings((0.1, 0.2, 0.3), (9.0, 9.5, 11.0)),
+        Progressed(at_s=1.0, steps=3, samples=24, batch_size=8, state="holding", energy_j=9.0, budget_w=10.0),
+        Noted(at_s=1.5, level="warning", text="[red]hot[/]"),
+        BudgetChanged(at_s=2.0, power_w=5.0, why="changed"),
+        Readings((2.1, 2.2), (6.0, 4.5)),
+        Ended(at_s=3.0, outcome="reached", restored=True, energy_j=20.0, samples=48, steps=6, score=0.91),
+    ]  # fmt: skip
+    return b"".join(map(to_line, events))
+
+
+def targets(folder: Path) -> list[Target]:
+    """Every kind of file, its readers working in a folder."""
+    profile = Profile(DEVICE, WORKLOAD, _measurements())
+    runs = [ConvergenceRun(size, 0.9, 1000.0 + 5 * size, seed, 0.01) for size in (8, 32) for seed in (0, 1)]
+    store = Store(folder / "store.db")
+    store.take_in([profile], [(WORKLOAD, runs)])
+    plan = underwatt.plan("4W", store=store, listener=lambda _event: None)
+    imports = [
+        _text(lambda file: exchange.write_profile(profile, file)),
+        _text(lambda file: exchange.write_convergence(WORKLOAD, runs, file)),
+        _text(lambda file: exchange.write_profile_with_convergence(profile, runs, file)),
+        b"cores,cpu_mhz,gpu_mhz,mem_mhz,time_ms,power_w,batch_size\n4,1400,900,1600,50.5,6.5,16\n2,700,300,1600,90,3,16\n",
+        b"dataset,network,optimizer,batch_size,power_limit,time_per_epoch,average_power\nc,r,sgd,64,100,30.5,95\n",
+        b"dataset,network,optimizer,batch_size,learning_rate,run,target_metric,target_epoch\nc,r,sgd,64,0.1,0,0.9,12\n",
+    ]
+    reader = _Reader(folder, store)
+    return [
+        Target("log", [_log()], reader.log),
+        Target("budget file", [b'{"id": 1, "budget": "7W", "from": "command"}'], reader.inbox),
+        Target("plan", [json.dumps(plan.record, indent=2).encode()], reader.imported),
+        Target("import", imports, reader.imported),
+        Target("schedule", [b"at,watts\n0,10\n1h,7\n08:00,5\n", b"at_s,power_w\n0,10\n60,7.5\n"], reader.schedule),
+        Target(
+            "budget", [b"10W", b"10W peak", b"10W mean over 60s", b"50Wh", b"08:00-18:00=15W,else=7W"], reader.budget
+        ),
+        Target("journal", [reader.journal_text()], reader.journal),
+        Target("note of a session", [f"{os.getpid()} 1 underwatt run".encode()], reader.note),
+        Target("list of runs", [reader.run_entry()], reader.runs),
+        Target("checkpoint", [reader.checkpoint_bytes()], reader.checkpoint),
+    ]
+
+
+class _Reader:
+    def __init__(self, folder: Path, store: Store) -> None:
+        self._folder, self._store = folder, store
+        self._state = folder / "state"
+        os.environ["UNDERWATT_STATE"] = str(self._state)
+        (self._state / "runs").mkdir(parents=True)
+        self._taken = 0
+
+    def _put(self, name: str, data: bytes) -> Path:
+        path = self._folder / name
+        path.write_bytes(data)
+        return path
+
+    def log(self, data: bytes) -> None:
+        path = self._put("log.jsonl", data)
+        has_ended(path)
+        at, before = 0, -1
+        while at > before:  # as somebody who watches
+            before, (_, at) = at, follow(path, at, 1 << 20)
+        record = read_log(path)
+        record.energy_j(), record.energy_over_j(), record.time_over_s(), record.verdict()
+
+    def inbox(self, data: bytes) -> None:
+        (self._folder / "budget.json").unlink(missing_ok=True)
+        inbox = Inbox(self._folder)
+        self._put("budget.json", data)
+        if (text := inbox.take()) is not None:
+            parse_watts(text)
+        inbox.take_news()
+
+    def imported(self, data: bytes) -> None:
+        path = self._put("import.json", data)
+        found = exchange.read_file(path)
+        for record in found.plans:
+            exchange.plan_of(record, str(path))
+            store_commands._plan_line(1, record)
+        self._taken += 1
+        if self._taken % 40 == 0:  # what is taken in must be of use later
+            self._use(found)
+
+    def _use(self, found: exchange.Exchanged) -> None:
+        path = self._folder / "other.db"
+        for name in (path, path.with_name("other.db-wal"), path.with_name("other.db-shm")):
+            name.unlink(missing_ok=True)
+        with Store(path) as kept:
+            taken, _ = kept.take_in(found.profiles, found.convergence)
+            for record in found.plans:
+                kept.keep_plan(record)
+            kept.summaries(), kept.convergence(), kept.plans()
+            for number, _ in taken:
+                exchange.write_profile(kept.profile(number), io.StringIO())
+            if taken:
+                underwatt.plan("4W", store=kept, listener=lambda _event: None)
+
+    def schedule(self, data: bytes) -> None:
+        course = read_schedule(self._put("schedule.csv", data))
+        course.power_w(0.0), course.next_change_s(1.0), str(course)
+
+    def budget(self, data: bytes) -> None:
+        budget = parse_budget(data.decode("utf-8", "replace"))
+        str(budget), budget.constant()
+
+    def journal_text(self) -> bytes:
+        journal = Journal.of(DEVICE, "session", self._state)
+        journal.write(DEVICE, {"sys/a": "1\n", "sys/b": "x"})
+        return journal.path.read_bytes()
+
+    def journal(self, data: bytes) -> None:
+        Journal.of(DEVICE, "session", self._state).path.write_bytes(data)
+
+        def gone(_: str) -> Any:
+            raise NoDeviceError("It is not here.")
+
+        for _, error in restore(self._state, open_address=gone):
+            str(error)
+        Journal.of(DEVICE, "session", self._state).read()
+
+    def note(self, data: bytes) -> None:
+        lock = DeviceLock(DEVICE, self._state)
+        lock._notes = self._state
+        (self._state / f"{lock._stem}.0.note").write_bytes(data)
+        lock.acquire()
+        lock.release()
+
+    def run_entry(self) -> bytes:
+        return json.dumps(
+            {"folder": "/x", "pid": os.getpid(), "job": "net", "device": "Nano", "process_started": None}
+        ).encode()
+
+    def runs(self, data: bytes) -> None:
+        (self._state / "runs" / "1.json").write_bytes(data)
+        running_runs()
+
+    def checkpoint_bytes(self) -> bytes:
+        inputs, labels = torch.zeros(8, 2), torch.zeros(8, dtype=torch.long)
+        training = Training(underwatt.Job(torch.nn.Linear(2, 2), (inputs, labels), target=0.9, device="cpu"), 4)
+        training.step()
+        checkpoint.save(self._folder, training, checkpoint.Progress("who", 1.0, 2.0, 0.1, 4, None))
+        return (self._folder / checkpoint.NAME).read_bytes()
+
+    def checkpoint(self, data: bytes) -> None:
+        self._put(checkpoint.NAME, data)
+        checkpoint.load(self._folder, "who")
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--inputs", type=int, default=INPUTS)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--only", default="", help="names of kinds, with commas between them")
+    add_output(parser)
+    given = parser.parse_args(arguments)
+    chance = random.Random(given.seed)
+    with tempfile.TemporaryDirectory() as folder:
+        kinds = targets(Path(folder))
+        only = {name.strip() for name in given.only.split(",") if name.strip()}
+        if unknown := only - {kind.name for kind in kinds}:
+            parser.error(f"there is no kind {', '.join(sorted(unknown))}")
+        chosen = [kind for kind in kinds if not only or kind.name in only]
+        for at in range(given.inputs):
+            kind = chosen[at % len(chosen)]
+            kind.feed(damaged(chance.choice(kind.valid), chance))
+    kept = ("read", "refused", "tracebacks")
+    rows = [
+        {"kind": kind.name, "inputs": kind.counts.total(), **{name: kind.counts[name] for name in kept}}
+        for kind in chosen
+    ]
+    print(as_table(rows, [Column("kind"), *(Column(name, form=",") for name in ("inputs", *kept))]))
+    for kind in chosen:
+        for what, data in kind.examples.items():
+            print(f"{kind.name}: {what}; such as {data[:300]!r}")
+    write("fuzz", rows, given)
+    return int(any(kind.counts["tracebacks"] for kind in chosen))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
