@@ -306,7 +306,6 @@ class Controller(Actuator):
         self.knowledge.saw_idle(known.setting, seen_w)
         if abs(self.state.room.idle_at(self.setting) - before_w) > self._options.idle_news * before_w:
             self._set_pace()
-            self._pacer.expect(busy_w, self.state.usual_step_s or math.nan)
 
     def _correct(self, power_w: float) -> None:
         """The device has changed: plan again with what is left of the budget."""
