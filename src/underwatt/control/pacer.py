@@ -34,6 +34,7 @@ SLACK_S = 0.02
 # joules are learned so many times slower.
 COUNTED_S, READ_S = 0.6, 3.0
 LEARNED_SLOWER, LEARNED_STEPS = 2.5, 4.0
+PAYBACK_CYCLES = 4.0  # but over so many steps with their pauses at least: what is read of one step is read in the next
 EXPECTED_S = 1.0  # what is expected of a step weighs as much as so long a time of steps that were read
 # Shorter pauses are saved up, longer ones taken in pieces: in between somebody may change the budget.
 SHORTEST_PAUSE_S, LONGEST_PAUSE_S = 0.001, 0.25
@@ -59,6 +60,7 @@ class Pacer:
         self._paused_s = self._usual_s = self._steps = 0.0  # not matched with readings yet
         self._busy_from_s = now_s  # when the last pause ended
         self._owed_s = 0.0  # pauses that are due
+        self._cycle_s = 0.0  # what a step and its pause take
         self._absent_s = (-math.inf, -math.inf)
         self.at_ease = False  # whether the last step was followed by no pause, and none is due
         self.short_s = 0.0  # how long pauses have drawn more than the budget
@@ -70,15 +72,17 @@ class Pacer:
 
     def set_budget(self, power_w: float, idle_w: float) -> None:
         """Hold other watts from now on; a pause is expected to draw ``idle_w``."""
+        could_hold, same = self.can_hold, power_w == self._budget_w
         self._budget_w, self._idle_w = power_w, idle_w
         self.short_s = 0.0
-        self._owed_s = 0.0 if self.can_hold else math.inf
+        if not (same and could_hold and self.can_hold):  # else what is due stays due
+            self._owed_s = 0.0 if self.can_hold else math.inf
 
     def expect(self, busy_w: float | None, step_s: float = math.nan, blind_until_s: float = -math.inf) -> None:
         """Steps draw so many watts for so long from now on; until a moment, readings still tell of what was before."""
         self._cost = None if busy_w is None else _StepCost(busy_w, step_s)
         self._blind_until_s = blind_until_s if busy_w is not None else -math.inf
-        self._usual_s = self._steps = 0.0
+        self._usual_s = self._steps = self._cycle_s = 0.0
         if self._budget_w < math.inf:
             self._debt_j = max(self._debt_j, -CREDIT_S * self._budget_w)
 
@@ -109,6 +113,7 @@ class Pacer:
         if share == 1.0:
             self._owed_s, self.at_ease = 0.0, True
             return
+        self._cycle_s = usual_s / share / steps
         # A slow step is made up for by the next ones, but no more than one.
         self._owed_s = max(self._owed_s + usual_s / share - busy_s, -usual_s)
 
@@ -145,7 +150,8 @@ class Pacer:
         return min(1.0, max(share * (1 - max(debt_s / self._payback_s(), -MADE_UP)), LEAST_BUSY))
 
     def _payback_s(self) -> float:
-        return COUNTED_S if self._last is not None and self._last.energy_j is not None else READ_S
+        counted = self._last is not None and self._last.energy_j is not None
+        return max(COUNTED_S if counted else READ_S, PAYBACK_CYCLES * self._cycle_s)
 
     def take_in(self) -> None:
         """Count the readings since the last look."""
