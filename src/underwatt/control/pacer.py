@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 # not saved for a later one. And what steps drew too much long ago is over. Where there are pauses, a stall may be made
 # up for, but only by so small a share above the budget that no window notices.
 CREDIT_S, PAUSING_CREDIT_S, LARGEST_DEBT_S = 0.02, 1.0, 0.3
+LARGEST_DEBT = 0.1  # or so much of the time over which it is paid back, where that is long
 MADE_UP = 0.012
 FORGIVEN_S = 0.1  # the debt that is left after a measurement that drew too much
 # Where steps as such keep the budget, a debt below this is left alone: readings are noisy.
@@ -150,8 +151,10 @@ class Pacer:
         return min(1.0, max(share * (1 - max(debt_s / self._payback_s(), -MADE_UP)), LEAST_BUSY))
 
     def _payback_s(self) -> float:
-        counted = self._last is not None and self._last.energy_j is not None
-        return max(COUNTED_S if counted else READ_S, PAYBACK_CYCLES * self._cycle_s)
+        return max(self._lag_s(), PAYBACK_CYCLES * self._cycle_s)
+
+    def _lag_s(self) -> float:
+        return COUNTED_S if self._last is not None and self._last.energy_j is not None else READ_S
 
     def take_in(self) -> None:
         """Count the readings since the last look."""
@@ -189,7 +192,7 @@ class Pacer:
                 drawn_j = cost.busy_w * (seconds - paused_s) + self._idle_w * paused_s
             else:
                 # Where steps are long, some of them must be seen before the earlier ones are forgotten.
-                weight = min(seconds / (LEARNED_SLOWER * self._payback_s()), steps / LEARNED_STEPS)
+                weight = min(seconds / (LEARNED_SLOWER * self._lag_s()), steps / LEARNED_STEPS)
                 cost.learn(drawn_j, seconds, usual_s, weight)
         over_j = drawn_j - self._budget_w * seconds
         self._debt_j += over_j
@@ -203,7 +206,8 @@ class Pacer:
         if self._budget_w < math.inf:
             pausing = cost is not None and cost.share(self._budget_w, self._idle_w) < 1
             least_j = -(PAUSING_CREDIT_S if pausing else CREDIT_S) * self._budget_w
-            most_j = max(LARGEST_DEBT_S * self._budget_w, self._settled_j + max(self._elsewhere_j, 0.0))
+            most_s = max(LARGEST_DEBT_S, LARGEST_DEBT * self._payback_s())
+            most_j = max(most_s * self._budget_w, self._settled_j + max(self._elsewhere_j, 0.0))
             self._debt_j = min(max(self._debt_j, least_j), most_j)
         self._settled_j, self._elsewhere_j = self._debt_j, 0.0
 
