@@ -266,7 +266,6 @@ class Controller(Actuator):
             self._use_best(Phase.CORRECTING, f"{peak_w:.2f} W were read")
         elif found is Excess.LEAP:
             self.knowledge.observe(known.setting, power_w, math.nan, short_s)
-            self.state = replace(self.state, step_time_from_s=now_s + 2 * self._options.long_s)
             self._correct(power_w)
         return found is not Excess.NONE
 
@@ -309,7 +308,9 @@ class Controller(Actuator):
 
     def _correct(self, power_w: float) -> None:
         """The device has changed: plan again with what is left of the budget."""
-        drift, self.state = self.knowledge.drift, control.drifted(self.state, self._now_s())
+        drift, now_s = self.knowledge.drift, self._now_s()
+        # The readings that told of it are in part from before: what it is now shows a whole window later.
+        self.state = replace(control.drifted(self.state, now_s), step_time_from_s=now_s + 2 * self._options.long_s)
         what = f"{drift.extra_w:+.2f} W and {drift.slow_factor:.2f}× the time of when its settings were measured"
         self._note("info", f"The device has drifted to {what}; planning again.")
         self._set_pace()

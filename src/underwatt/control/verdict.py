@@ -118,7 +118,7 @@ class Judge:
         self.verdict = replace(self.verdict, bounded_s=self.verdict.bounded_s + second.seconds)
         seen_w = second.max_w if bound.is_peak else second.mean_w
         if self._fallen_from_w > bound.power_w:
-            if second.end_s <= self._excused_until_s and seen_w > bound.power_w:
+            if second.begin_s <= self._excused_until_s and seen_w > bound.power_w:
                 self._excused.append(second)
                 self._window.append((second, max(self._fallen_from_w, seen_w)))
                 return
