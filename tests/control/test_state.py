@@ -236,9 +236,10 @@ class OnABoard(RuleBasedStateMachine):
 
     @rule(seconds=st.floats(0.1, 5.0))
     def the_model_is_tested(self, seconds: float) -> None:
-        begin_s = self.device.clock.now_s()
+        self.run.controller.other_begins("test")
         self.device.clock.sleep(seconds)
-        self.run.controller.interrupted(begin_s, self.device.clock.now_s())
+        self.run.controller.other_goes_on()
+        self.run.controller.other_ends()
 
     @precondition(lambda self: self.too_large == math.inf)
     @rule()

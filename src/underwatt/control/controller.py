@@ -59,6 +59,7 @@ class Controller(Actuator):
         self._doubted: Measurement | None = None  # until a known setting was measured again
         self._is_over = False
         self._stepped_s = self._now_s()
+        self._other_from_s: float | None = None  # since when something goes on that is no step
 
     # What the training loop calls
 
@@ -99,6 +100,10 @@ class Controller(Actuator):
             fast.batch_size, fast.calm_w = setting.batch_size, self.budget_w * (1 + self._options.calm_above)
             fast.until_s = control.fast_until_s(self.state, self._live.budget, self._begun_s, now_s, self._options)
             return
+        self._keep_pace()
+
+    def _keep_pace(self) -> None:
+        """Wait for as long as the pacer asks for."""
         while (pause_s := self._pacer.pause_s()) > 0 and self.energy_j < self._most_j:
             self._pause(pause_s)
             if self.phase is Phase.SEARCHING and self.state.room.has_knobs:
@@ -109,7 +114,8 @@ class Controller(Actuator):
         self._clock.sleep(seconds)
         end_s = self._now_s()
         self.state = replace(self.state, last_pause_s=end_s)
-        self._meter.pause(begin_s, end_s)
+        if self._other_from_s is None:
+            self._meter.pause(begin_s, end_s)
         self._pacer.paused(end_s - begin_s, end_s)
         self._paused_s += end_s - begin_s
         if end_s >= self.state.next_look_s:
@@ -128,11 +134,31 @@ class Controller(Actuator):
             self._seek()
         return self.setting
 
-    def interrupted(self, begin_s: float, end_s: float) -> None:
-        """Something else than training went on for a while, such as a test: it belongs to no step."""
-        self._meter.absence(begin_s, end_s)
-        self._pacer.absent(begin_s, end_s)
-        self.state = replace(self.state, last_pause_s=end_s)
+    def other_begins(self, what: str) -> None:
+        """Something that is no step begins, such as a test; ``other_goes_on`` after each piece, then ``other_ends``."""
+        now_s, fast = self._now_s(), self.fast_path
+        if fast.steps:
+            self._pacer.stepped(now_s, fast.steps)
+        fast.steps, fast.until_s = 0, -math.inf
+        self._other_from_s = now_s
+        self._pacer.turn_to(what, self._other_w(what), now_s)
+
+    def other_goes_on(self) -> None:
+        """A piece of it is done: look, and wait where the budget asks for it, as after a step."""
+        now_s = self._now_s()
+        if now_s >= self.state.next_look_s:
+            self._look(now_s)
+        self._pacer.stepped(now_s)
+        self._keep_pace()
+
+    def other_ends(self) -> None:
+        """There are steps again; its time, pauses included, and its watts belong to none of them."""
+        begin_s, end_s, self._other_from_s = self._other_from_s, self._now_s(), None
+        self._pacer.turn_back(end_s)
+        if begin_s is not None and end_s > begin_s:  # where only steps were recorded, nothing else takes time
+            self._meter.absence(begin_s, end_s)
+            self._stepped_s += end_s - begin_s
+            self.state = replace(self.state, last_pause_s=end_s, other_s=end_s)
 
     def progressed(self, share: float) -> None:
         """So much of the way to the target is done."""
@@ -155,7 +181,9 @@ class Controller(Actuator):
         self._meter.check_sensor()
         self._hear_verdict(now_s)
         try:
-            if self._measuring is not None:
+            if self._other_from_s is not None:
+                pass  # readings tell nothing of steps
+            elif self._measuring is not None:
                 self._follow_measurement(now_s)
             elif control.is_watch_due(self.state, now_s):
                 self.state = replace(self.state, next_watch_s=now_s + self._options.short_s)
@@ -165,7 +193,7 @@ class Controller(Actuator):
             return
         if self._pacer.short_s > self._options.short_of_s:
             self._cannot_hold(now_s)
-        elif self._measuring is None and now_s >= self.state.next_search_s:
+        elif self._measuring is None and self._other_from_s is None and now_s >= self.state.next_search_s:
             self.state = replace(self.state, next_search_s=now_s + self._options.short_s)
             level_ends_s = self._begun_s + self._live.next_change_s(elapsed_s)
             if control.may_search(self.state, now_s, level_ends_s) and not self._search.is_done(self.state.room):
@@ -426,7 +454,7 @@ class Controller(Actuator):
 
     def _over_while_measured_w(self, now_s: float) -> float:
         """The watts of a setting under measurement that is clearly above the budget; 0 where it is not."""
-        since_s = max(now_s - self._options.short_s, self.state.changed_s)
+        since_s = max(now_s - self._options.short_s, self.state.changed_s, self.state.other_s)
         mean_w, peak = mean_reading_w(self._meter, since_s), self._live.budget.watts is Watts.PEAK
         if math.isnan(mean_w):
             return 0.0
