@@ -160,6 +160,11 @@ class Controller(Actuator):
             self._stepped_s += end_s - begin_s
             self.state = replace(self.state, last_pause_s=end_s, other_s=end_s)
 
+    @property
+    def measuring(self) -> bool:
+        """Whether steps are being measured, which something else would blur."""
+        return self._measuring is not None
+
     def progressed(self, share: float) -> None:
         """So much of the way to the target is done."""
         self._share_done = min(max(share, 0.0), 1.0)

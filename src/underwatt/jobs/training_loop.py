@@ -159,8 +159,14 @@ class _Loop:
         if self._untested < self._effort.evaluate_every_samples:
             return False
         if self._score is None and self._test_share < 1:  # before the first one: forward is a third of a step's work
-            return self._test_share * self._untested >= self._training.test_samples / 3
-        return self._pilot.elapsed_s >= self._next_test_s
+            is_due = self._test_share * self._untested >= self._training.test_samples / 3
+            return is_due and not self._is_measuring
+        return self._pilot.elapsed_s >= self._next_test_s and not self._is_measuring
+
+    @property
+    def _is_measuring(self) -> bool:
+        """Whether a test would blur a measurement, and can wait for its end."""
+        return self._test_share < 1 and self._pilot.controller.measuring
 
     def _test(self) -> bool:
         """Test the model; whether it has reached its target."""
