@@ -37,10 +37,13 @@ class Patches(nn.Module):
         self.cut = nn.Conv2d(3, width, PATCH, PATCH)
 
     def forward(self, images: Tensor) -> Tensor:
+        """Each patch as one row."""
         return self.cut(images).flatten(2).transpose(1, 2)
 
 
 class VisionTransformer(nn.Module):
+    """Attention among patches."""
+
     def __init__(self, width: int, depth: int, heads: int) -> None:
         super().__init__()
         self.patches = Patches(width)
@@ -52,6 +55,7 @@ class VisionTransformer(nn.Module):
         self.head = nn.Linear(width, CLASSES)
 
     def forward(self, images: Tensor) -> Tensor:
+        """Scores of the classes."""
         return self.head(self.layers(self.patches(images) + self.place).mean(1))
 
 
@@ -68,6 +72,7 @@ class Mixer(nn.Module):
         self.head = nn.Linear(width, CLASSES)
 
     def forward(self, images: Tensor, labels: Tensor | None = None) -> dict[str, Tensor]:
+        """Scores of the classes, and the loss where labels are given."""
         rows, norms = self.patches(images), iter(self.norms)
         for across, within in zip(self.across, self.within, strict=True):
             rows = rows + across(next(norms)(rows).transpose(1, 2)).transpose(1, 2)

@@ -255,7 +255,7 @@ class OnABoard(RuleBasedStateMachine):
         assert controller.setting.batch_size < self.too_large
         if controller.phase is not Phase.SEARCHING:
             assert controller.setting in [m.setting for m in controller.knowledge.measurements()]
-            assert controller._measuring is None
+            assert controller.measuring is None
 
     def teardown(self) -> None:
         self.stack.close()

@@ -108,8 +108,9 @@ def test_by_default_they_take_a_twentieth_and_a_run_says_so(tmp_path: Path) -> N
     train(tmp_path / "run", job, every=0, limit=9_000)
     log = log_in(tmp_path / "run")
     tests = log.of(Scored)
-    # The first where forward over the test data is a twentieth of the work so far, the last where it is given up.
-    assert 8533 <= tests[0].samples < 8533 + max(SIZES)
+    # The first where forward over the test data is a twentieth of the work so far and nothing is being measured, the
+    # last where it is given up.
+    assert tests[0].samples >= 8533
     assert tests[-1].samples >= 9_000
     assert "of the model took" in happened(log)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import random
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -27,19 +28,20 @@ from underwatt.store.store import Store
 
 
 class SteadyFake:
-    """A fake device in real time: no knobs, and always the same power."""
+    """A fake device in real time: no knobs, and always about the same power (exactly the same is a stuck sensor's)."""
 
     def __init__(self, power_w: float = 5.0) -> None:
         self.info = DeviceInfo("fake", "Steady fake", "steady-fake", "fake:steady", in_process=True)
         self.clock = SystemClock()
         self.space = ModeSpace(())
         self._power_w = power_w
+        self._scatter = random.Random(0)
 
     def capabilities(self) -> tuple[Capability, ...]:
         return ()
 
     def read_power(self) -> PowerSample:
-        return PowerSample(self.clock.now_s(), self._power_w)
+        return PowerSample(self.clock.now_s(), self._power_w * self._scatter.uniform(0.999, 1.001))
 
     def read_state(self) -> DeviceState:
         return DeviceState(PowerMode())

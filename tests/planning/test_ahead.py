@@ -228,7 +228,7 @@ def least_energy_j(
 
 
 @settings(max_examples=80, deadline=None)
-@given(rows(5), levels, st.floats(1.01, 4.0), st.sampled_from([None, 0.0]))
+@given(rows(5), levels, st.floats(1.0, 4.0), st.sampled_from([None, 0.0]))
 def test_a_deadline_is_met_with_no_more_energy_than_a_linear_program_needs(
     table: tuple[list[float], list[float], list[float]], watts: list[float], slack: float, idle_w: float | None
 ) -> None:
@@ -247,7 +247,6 @@ def test_a_deadline_is_met_with_no_more_energy_than_a_linear_program_needs(
         assert found.energy_j == pytest.approx(least_j, rel=1e-4)
 
 
-@pytest.mark.xfail(strict=True, reason="a deadline at the very soonest finish loses the last stretch of the course")
 def test_a_deadline_at_the_soonest_finish_is_met_too() -> None:
     table, schedule = ([61.0, 77.0], [5.0, 4.0], [5.0, 4.0]), stepped([6.0, 4.0])
     soonest = look_ahead(*table, schedule, idle_w=0.0, horizon_s=20_000)

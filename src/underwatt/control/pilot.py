@@ -311,6 +311,11 @@ class Pilot:
             )
         return smaller
 
+    @property
+    def is_measuring(self) -> bool:
+        """Whether steps are being measured, which something else would blur."""
+        return self.controller.measuring is not None
+
     @contextlib.contextmanager
     def testing(self) -> Iterator[Callable[[int], None]]:
         """The model is tested: that belongs to no step, and is paced as steps are.

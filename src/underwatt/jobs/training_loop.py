@@ -166,7 +166,7 @@ class _Loop:
     @property
     def _is_measuring(self) -> bool:
         """Whether a test would blur a measurement, and can wait for its end."""
-        return self._test_share < 1 and self._pilot.controller.measuring
+        return self._test_share < 1 and self._pilot.is_measuring
 
     def _test(self) -> bool:
         """Test the model; whether it has reached its target."""

@@ -218,7 +218,8 @@ class _Course:
         """When a share is done that is begun at a moment; inf where that is beyond the horizon."""
         if share <= 0:
             return begin_s
-        return _first_time(self.road.bounds_s, self._done, self.share_to(begin_s) + share)
+        # Where nothing is done for a while, a share smaller than the rounding would count as done before it was begun.
+        return max(begin_s, _first_time(self.road.bounds_s, self._done, self.share_to(begin_s) + share))
 
     def spent_s(self, energy_j: float) -> float:
         """When so much energy is used, at most the horizon."""
