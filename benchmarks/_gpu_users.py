@@ -4,7 +4,7 @@
 ``trainer`` is a Transformers ``Trainer`` with loader workers, evaluations and checkpoints, under a schedule, and a
 budget posted on the way. ``long`` is the same with gradients added up until a step takes two seconds.
 
-    python benchmarks/_gpu_users.py FOLDER SECONDS PARTS WATTS…     # the Trainer's own process
+    python benchmarks/_gpu_users.py FOLDER SECONDS STEP_S FIRST_S WATTS WATTS     # the Trainer's own process
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from _gpu_judge import judge, period_s
+from _gpu_judge import began_at_s, judge, period_s
 from underwatt.events import BudgetChanged, Scored
 from underwatt.runlog.log import read_log
 
@@ -110,8 +110,6 @@ def case(name: str, work: Path, watts: list[float], times: Times) -> list[dict[s
     record = read_log(folder / "log.jsonl")
     tests, end = record.of(Scored), record.end
     changed = [event.at_s for event in record.of(BudgetChanged) if event.why == "changed"]
-    from _gpu_judge import began_at_s
-
     about = {
         "case": name,
         "verdict": record.verdict().judgement.value,
@@ -187,7 +185,7 @@ def time_of_part(model: Any, device: str) -> float:
     for _ in range(8):
         loss = model(images, labels)["loss"]
         loss.backward()
-        float(loss)
+        float(loss.detach())
         began_s = time.monotonic() if _ == 2 else began_s  # the first ones choose kernels
     return (time.monotonic() - began_s) / 5
 
