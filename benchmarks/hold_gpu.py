@@ -1,12 +1,21 @@
 """Holding mean watts on a real NVIDIA GPU by batch size and pauses alone: nothing is set on the card.
 
-    python benchmarks/hold_gpu.py --json OUT [--jobs resnet18,char_transformer] [--budgets 250,350,450] [--methods …]
+    python benchmarks/hold_gpu.py --json OUT [--cases run,trainer,long] [--budgets 250,350,300] [--first-s 90]
+                                  [--level-s 50] [--work FOLDER]
+    python benchmarks/hold_gpu.py --json OUT --cases steps [--jobs resnet18,char_transformer] [--budgets 250,350,450]
 
-Each job is trained once under the budgets, one after the other: ``underwatt`` measures the batch sizes while it trains
-under the first, and knows them under the others; ``naive`` pauses at the largest batch size. The card's own counter of
-joules judges: the last minute of each budget (a quarter of a minute for ``naive``), and every window of 5 s in it. The
-first budget holds longer, for the measuring; its windows from the very first second are judged too. Samples a second
-are those of the same time. What could have been set on the card is read before and after, and must be the same.
+``run``, ``trainer`` and ``long`` are trainings as people start them (``_gpu_users.py``), of networks that nothing was
+tuned with (``gpu_jobs.py``), under two scheduled levels and a posted one, judged by a process that polls the card's
+counter (``_gpu_judge.py``): asked are means within 0.5% of the budget, and no window of 5 s, or of five steps with
+their pauses, more than 1% above what the budgets allowed in it, from the first second of the training on. A mean is
+that of a level less its first 3 s, and less the search in the first level.
+
+``steps`` is a loop around the pilot that never tests. Each job is trained once under the budgets, one after the
+other: ``underwatt`` measures the batch sizes while it trains under the first, and knows them under the others;
+``naive`` pauses at the largest batch size. The card's own counter of joules judges: the last minute of each budget (a
+quarter of a minute for ``naive``), and every window of 5 s in it. The first budget holds longer, for the measuring;
+its windows from the very first second are judged too. Samples a second are those of the same time. What could have
+been set on the card is read before and after, and must be the same.
 """
 
 from __future__ import annotations
@@ -14,7 +23,8 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-import time
+import tempfile
+from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +33,7 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "examples"))
 
+import _gpu_users
 import jobs
 from _table import Column, add_output, as_table, told, write
 from underwatt.budget import Budget, Schedule
@@ -33,8 +44,11 @@ from underwatt.jobs.identity import job_info
 from underwatt.jobs.training import Completion, Training
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from underwatt.events import Event
 
+USERS = ("run", "trainer", "long")
 SIZES = {"resnet18": (64, 128, 256, 512, 1024), "char_transformer": (32, 64, 128, 256, 512)}
 WINDOW_S = 5.0
 JUDGED_S = {"underwatt": 60.0, "naive": 15.0}
@@ -134,31 +148,64 @@ COLUMNS = (
 )
 
 
+USER_COLUMNS = (
+    Column("case"),
+    Column("why"),
+    Column("budget_w", "budget W", ".0f"),
+    Column("seconds", "for s", ".0f"),
+    Column("mean_over_pct", "mean over %", "+.2f"),
+    Column("window_s", "window s", ".1f"),
+    Column("worst_over_pct", "worst %", "+.2f"),
+    Column("worst_at_s", "at s", ".1f"),
+    Column("tests"),
+    Column("test_share_pct", "tests %", ".1f"),
+    Column("checkpoints"),
+    Column("heard_after_s", "heard after s", ".2f"),
+    Column("late"),
+    Column("verdict"),
+)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     add_output(parser, json_required=True)
-    parser.add_argument("--jobs", default="resnet18,char_transformer")
-    parser.add_argument("--budgets", default="250,350,450")
-    parser.add_argument("--methods", default="underwatt,naive")
+    parser.add_argument("--cases", default="run,trainer,long")
+    parser.add_argument("--budgets", default="250,350,300", help="watts; of trainings by schedule, schedule and post")
+    parser.add_argument("--first-s", type=float, default=90.0, help="of the first level, with the search")
+    parser.add_argument("--level-s", type=float, default=50.0, help="of the others")
+    parser.add_argument("--work", type=Path, help="logs and the counter's moves stay here")
+    parser.add_argument("--jobs", default="resnet18,char_transformer", help="of the case steps")
+    parser.add_argument("--methods", default="underwatt,naive", help="of the case steps")
     arguments = parser.parse_args()
+    if unknown := set(arguments.cases.split(",")) - {*USERS, "steps"}:
+        parser.error(f"There is no case {', '.join(sorted(unknown))}.")
+    budgets_w = [float(watts) for watts in arguments.budgets.split(",")]
     device = open_device("nvml:")
-    found = dict(device.snapshot())
-    rows: list[dict[str, Any]] = []
+    found, rows = dict(device.snapshot()), []
 
     def record(untouched: bool | None) -> dict[str, Any]:
         made = {"device": device.info.name, "software": dict(device.info.software), "untouched": untouched}
         return {**made, "rows": rows}
 
-    for name in arguments.jobs.split(","):
-        for method in arguments.methods.split(","):
-            began = time.monotonic()
-            for row in train(name, method, [float(watts) for watts in arguments.budgets.split(",")]):
-                rows.append(row)
-                told(row, COLUMNS)
-            arguments.json.write_text(json.dumps(record(None), indent=1), encoding="utf-8")
-            print(f"{time.monotonic() - began:.0f} s", file=sys.stderr, flush=True)
+    def keep(row: dict[str, Any], columns: Sequence[Column]) -> None:
+        rows.append(row)
+        told(row, columns)
+        arguments.json.write_text(json.dumps(record(None), indent=1), encoding="utf-8")
+
+    for case in arguments.cases.split(","):
+        if case == "steps":
+            for name, method in product(arguments.jobs.split(","), arguments.methods.split(",")):
+                for row in train(name, method, budgets_w):
+                    keep(row, COLUMNS)
+            continue
+        work = arguments.work or Path(tempfile.mkdtemp(prefix="hold_gpu"))
+        work.mkdir(parents=True, exist_ok=True)
+        for row in _gpu_users.case(case, work, budgets_w, _gpu_users.Times(arguments.first_s, arguments.level_s)):
+            keep(row, USER_COLUMNS)
     untouched = dict(device.snapshot()) == found
-    print(as_table(rows, COLUMNS))
+    for columns, kind in ((COLUMNS, "method"), (USER_COLUMNS, "case")):
+        if chosen := [row for row in rows if kind in row]:
+            print(as_table(chosen, columns))
     print("untouched:", untouched)
     write("hold_gpu", record(untouched), arguments)
 

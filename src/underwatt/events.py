@@ -136,6 +136,7 @@ class Scored(Event):
     samples: int
     value: float
     target: float | None = None
+    took_s: float | None = None  # pauses included
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

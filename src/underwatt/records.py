@@ -167,6 +167,21 @@ class WorkloadCost:
         """Memory resident at the peak of one step."""
         return self.state_bytes + batch_size * self.activation_bytes_per_sample
 
+    def of_test(self) -> WorkloadCost:
+        """The same for a test of the model: forward only, a third of the work, and nothing is kept or updated."""
+        return replace(
+            self,
+            flops_per_sample=self.flops_per_sample / 3,
+            bytes_per_sample=self.bytes_per_sample / 3,
+            bytes_per_step=4 * self.parameters,
+            kernels_per_step=self.kernels_per_step / 3,
+            activation_bytes_per_sample=0.0,
+        )
+
+    def of_transfer(self) -> WorkloadCost:
+        """The same for writing the training's state to a disk, or reading it from there: the CPU's work alone."""
+        return WorkloadCost(0.0, 0.0, 0.0, 1.0, self.state_bytes, self.parameters, self.state_bytes, 0.0)
+
 
 class Status(str, Enum):
     """How a measurement ended."""

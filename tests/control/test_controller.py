@@ -347,9 +347,11 @@ def test_what_a_test_of_the_model_draws_is_paid_back() -> None:
         run.train(20)
         begin_s, begin_j = run.elapsed_s, device.board.energy_j
         test_s = device.clock.now_s()
+        run.controller.other_begins("test")
         while device.clock.now_s() < test_s + 5:
             device.run_step(NET, 64)
-        run.controller.interrupted(test_s, device.clock.now_s())
+        run.controller.other_goes_on()
+        run.controller.other_ends()
         run.train(40)
         mean_w = (device.board.energy_j - begin_j) / (run.elapsed_s - begin_s)
         assert mean_w <= 8.0 * 1.015

@@ -127,11 +127,12 @@ def test_what_is_no_training_does_not_spoil_a_measurement() -> None:
     with running(device, watts(9.0)) as run:
         for _ in range(12):
             run.train(1.8)
-            begin_s = device.clock.now_s()
-            until_s = begin_s + 3.0
+            run.controller.other_begins("test")
+            until_s = device.clock.now_s() + 3.0
             while device.clock.now_s() < until_s:
                 device.run_step(replace(NET, flops_per_sample=4e9), 64)
-            run.controller.interrupted(begin_s, device.clock.now_s())
+                run.controller.other_goes_on()
+            run.controller.other_ends()
         for event in run.said("measured"):
             found = event.measurement
             truth_w = device.board.true_power_w(NET, found.setting.mode, found.setting.batch_size)

@@ -155,12 +155,13 @@ def test_what_somebody_else_drew_is_counted_and_no_pause_is_owed_for_its_time() 
     with meter:
         pacer.expect(12.0)
         hold(load, meter, pacer, 0.05, 12.0, 4.0, 10.0)
-        before_j, begin_s = meter.energy_j, load.clock.now_s()
+        before_j = meter.energy_j
+        pacer.turn_to("writing", 4.0, load.clock.now_s())
         load.drawn_w = 6.0
         load.clock.sleep(20.0)
-        pacer.absent(begin_s, load.clock.now_s())
         pacer.stepped(load.clock.now_s())
         assert pacer.pause_s() == 0
+        pacer.turn_back(load.clock.now_s())
         assert meter.energy_j - before_j == pytest.approx(120.0, rel=0.02)
 
 
@@ -184,10 +185,11 @@ def test_what_a_test_of_the_model_drew_is_paid_back() -> None:
         pacer.expect(12.0, 0.05)
         hold(load, meter, pacer, 0.05, 12.0, 4.0, 10.0)
         begin_s, begin_j = load.clock.now_s(), load.energy_j
+        pacer.turn_to("test", 4.0, begin_s)
         load.drawn_w = 16.0
         load.clock.sleep(5.0)
         load.drawn_w = 4.0
-        pacer.absent(begin_s, load.clock.now_s())
+        pacer.turn_back(load.clock.now_s())
         hold(load, meter, pacer, 0.05, 12.0, 4.0, 40.0)
         mean_w = (load.energy_j - begin_j) / (load.clock.now_s() - begin_s)
     assert mean_w == pytest.approx(8.0, rel=0.01)

@@ -44,7 +44,7 @@ def train(pilot: Pilot, seconds: float, loss: Any = None) -> None:
 def test_progress_is_told_about_once_a_second(tmp_path: Path) -> None:
     with make(virtual(), tmp_path) as pilot:
         train(pilot, 30, loss=0.25)
-        pilot.scored(0.5, 0.9)
+        pilot.scored(0.5, 0.9, 0.1)
         pilot.outcome = "reached"
         samples, steps = pilot.samples, pilot.steps
     log = read_log(tmp_path / "log.jsonl")

@@ -236,9 +236,10 @@ class OnABoard(RuleBasedStateMachine):
 
     @rule(seconds=st.floats(0.1, 5.0))
     def the_model_is_tested(self, seconds: float) -> None:
-        begin_s = self.device.clock.now_s()
+        self.run.controller.other_begins("test")
         self.device.clock.sleep(seconds)
-        self.run.controller.interrupted(begin_s, self.device.clock.now_s())
+        self.run.controller.other_goes_on()
+        self.run.controller.other_ends()
 
     @precondition(lambda self: self.too_large == math.inf)
     @rule()
@@ -254,7 +255,7 @@ class OnABoard(RuleBasedStateMachine):
         assert controller.setting.batch_size < self.too_large
         if controller.phase is not Phase.SEARCHING:
             assert controller.setting in [m.setting for m in controller.knowledge.measurements()]
-            assert controller._measuring is None
+            assert controller.measuring is None
 
     def teardown(self) -> None:
         self.stack.close()

@@ -16,7 +16,7 @@ from underwatt.device.signals import uninterrupted
 from underwatt.errors import InputError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from torch import nn
 
@@ -66,6 +66,7 @@ class FixedBatchBudget:
         )
         self._tuner: Tuner | None = None  # none where nothing is under way, and in all processes but the first
         self._other_work = contextlib.ExitStack()
+        self._tested: Callable[[int], None] | None = None  # while the model is tested
         self._batch_size = self._parts = 0
 
     def _begin(self, *, found_batch_size: int | None, parts: int, model: nn.Module, processes: int) -> None:
@@ -102,14 +103,29 @@ class FixedBatchBudget:
         if self._tuner is not None:
             self._tuner.step(loss)
 
-    def _other_work_begins(self, *_: Any, **__: Any) -> None:
-        """Something else begins, such as a test of the model, and lasts until the next step at most."""
+    def _test_begins(self, *_: Any, **__: Any) -> None:
+        """A test of the model begins, and lasts until the next step at most."""
         if self._tuner is not None:
             self._other_work.close()
-            self._other_work.enter_context(self._tuner.testing())
+            self._tested = self._other_work.enter_context(self._tuner.testing())
+            self._other_work.callback(self._forget_test)
+
+    def _batch_tested(self, samples: int) -> None:
+        """A batch of the test is done; waits where the budget asks for it."""
+        if self._tested is not None:
+            self._tested(samples)
+
+    def _forget_test(self) -> None:
+        self._tested = None
+
+    def _saving_begins(self, *_: Any, **__: Any) -> None:
+        """A checkpoint is about to be written, which lasts until the next step at most."""
+        if self._tuner is not None:
+            self._other_work.close()
+            self._other_work.enter_context(self._tuner.saving())
 
     def _other_work_ended(self, *_: Any, **__: Any) -> None:
-        """What was begun by ``_other_work_begins`` is over."""
+        """The test, or the writing, is over."""
         self._other_work.close()
 
     @uninterrupted

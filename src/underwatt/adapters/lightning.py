@@ -24,8 +24,8 @@ class LightningCallback(FixedBatchBudget, Callback):
     """Holds a power budget while a Lightning ``Trainer`` fits; everything is put back when that ends, however it ends.
 
     It cannot change the batch size of a training under way, so it tunes the power mode and pauses only. A step is one
-    step of the optimizer; validation and checkpoints count for none. Of several processes only the first controls, and
-    only its own device. A smaller last batch counts as a whole one.
+    step of the optimizer; validation and checkpoints count for none, and are paced all the same. Of several processes
+    only the first controls, and only its own device. A smaller last batch counts as a whole one.
     """
 
     _step_is_under_way = False
@@ -57,9 +57,14 @@ class LightningCallback(FixedBatchBudget, Callback):
             self._step_is_under_way, self._global_step = False, trainer.global_step
             self._step_ended(outputs.get("loss") if isinstance(outputs, Mapping) else outputs)
 
-    on_validation_start = FixedBatchBudget._other_work_begins
+    on_validation_start = FixedBatchBudget._test_begins
     on_validation_end = FixedBatchBudget._other_work_ended
-    on_save_checkpoint = FixedBatchBudget._other_work_begins  # Lightning does not say when one is written
+    on_save_checkpoint = FixedBatchBudget._saving_begins  # Lightning does not say when one is written
+
+    def on_validation_batch_end(self, trainer: Trainer, *_: Any, **__: Any) -> None:
+        """Wait between the batches of a validation where the budget asks for it."""
+        self._batch_tested(_batch_size_of(trainer.val_dataloaders) or self._batch_size)
+
     on_train_end = FixedBatchBudget._end
     teardown = FixedBatchBudget._end  # where Lightning leaves the training by another way
 

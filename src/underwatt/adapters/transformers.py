@@ -32,8 +32,8 @@ class TransformersCallback(FixedBatchBudget, TrainerCallback):
     """Holds a power budget while a Transformers ``Trainer`` trains; everything is put back when that ends, however.
 
     It cannot change the batch size of a training under way, so it tunes the power mode and pauses only. A step is one
-    step of the optimizer; evaluation and saving count for none. Of several processes only the first controls, and only
-    its own device. A smaller last batch counts as a whole one.
+    step of the optimizer; evaluation and saving count for none, and are paced all the same. Of several processes only
+    the first controls, and only its own device. A smaller last batch counts as a whole one.
     """
 
     _guarded: Trainer | None = None
@@ -86,8 +86,24 @@ class TransformersCallback(FixedBatchBudget, TrainerCallback):
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         """Evaluation and saving may follow an epoch."""
-        if control.should_evaluate or control.should_save:
-            self._other_work_begins()
+        if control.should_evaluate:
+            self._test_begins()
+        elif control.should_save:
+            self._saving_begins()
+
+    def on_prediction_step(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Wait between the batches of an evaluation where the budget asks for it."""
+        self._batch_tested(args.eval_batch_size)
+
+    def on_evaluate(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        """The evaluation is over; a checkpoint may follow it."""
+        self._other_work_ended()
+        if control.should_save:
+            self._saving_begins()
+
+    on_save = FixedBatchBudget._other_work_ended
 
     def on_log(self, *_: Any, logs: Mapping[str, float] | None = None, **__: Any) -> None:
         """Keep the loss for our own log."""

@@ -35,7 +35,7 @@ from underwatt.runlog.log import RunLog
 from underwatt.store.store import Saver, Store
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from typing_extensions import Self
 
@@ -230,9 +230,28 @@ class Tuner:
             if self._is_diverged:
                 self.note("warning", "The loss has been no finite number for a while: the training has diverged.")
 
-    def testing(self) -> contextlib.AbstractContextManager[None]:
-        """Use ``with tuner.testing():`` around whatever is not a training step, such as a test of the model."""
-        return self._pilot.elsewhere()
+    @contextlib.contextmanager
+    def testing(self) -> Iterator[Callable[[int], None]]:
+        """Use ``with tuner.testing() as tested:`` around a test of the model, and call ``tested(len(batch))`` in it.
+
+        A test is paced as steps are, between its batches; without those calls what it drew is paid back after it.
+        """
+
+        def tested(samples: int) -> None:
+            self._wait_for_gpu()
+            piece(samples)
+
+        with self._pilot.testing() as piece:
+            yield tested
+            self._wait_for_gpu()
+
+    def _wait_for_gpu(self) -> None:
+        if self._completion.on_gpu is not False:
+            self._completion.wait(pausing=True)
+
+    def saving(self) -> contextlib.AbstractContextManager[None]:
+        """Use ``with tuner.saving():`` around whatever is neither step nor test, such as writing a checkpoint."""
+        return self._pilot.moving_state()
 
     def note(self, level: str, text: str) -> None:
         """Say something in the log: ``info`` or ``warning``."""

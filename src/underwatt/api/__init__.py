@@ -245,10 +245,7 @@ def run(
 
 def _run_job(made: Run, job: Job, name: str, listener: Listener) -> RunResult:
     from underwatt.jobs import checkpoint
-    from underwatt.studies.proxy_training import usual_effort
 
-    every = made.options.evaluate_every or usual_effort(job).evaluate_every_samples
-    made = replace(made, options=replace(made.options, evaluate_every=every))
     simulated = " Time and watts are simulated; the training is real." if made.device.info.simulated else ""
     what = f"{name} on {made.device.info.name}, budget {made.live}, target {job.target:g}."
     listener(Noted(level="info", text=f"{what}{simulated} Folder: {made.folder}"))
@@ -264,12 +261,16 @@ def _run_job(made: Run, job: Job, name: str, listener: Listener) -> RunResult:
 def _refuse_idle(options: RunOptions, words: Any, *, is_job: bool) -> None:
     """Refuse options that would do nothing."""
     rate: dict[str, Any] = {"--lr": options.lr, "--lr-batch-size": options.lr_batch_size}
+    options.share_of_tests()  # where it makes no sense, that is said at once
     if is_job:
         idle = {"A job knows its own learning rate": rate}
+        if options.evaluate_every:
+            idle["--evaluate-every says when to test"] = {"--test-share": options.test_share}
     elif options.resume:
         raise InputError("A command cannot be resumed from here.", hint="It must keep its own checkpoints.")
     else:
-        tests = {"--evaluate-every": options.evaluate_every, "--limit": options.limit_samples}
+        tests: dict[str, Any] = {"--evaluate-every": options.evaluate_every, "--limit": options.limit_samples}
+        tests["--test-share"] = options.test_share is not None
         idle = {"A command tests itself and runs to its own end": tests | {"--target": options.target is not None}}
         if options.lr is None:
             idle["No --lr is given"] = rate

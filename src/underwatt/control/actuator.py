@@ -30,6 +30,7 @@ PAUSING_S = 2.0
 MOST_REFUSED = 5  # modes that the device refuses before any was taken
 # Where only pauses hold the budget, a step that was never measured is first taken to draw so many times the budget.
 CAUTION = 3.0
+TEST = "test"  # of all that is no step, this alone is taken to draw what steps do, before it was seen
 
 
 class Actuator:
@@ -157,6 +158,7 @@ class Actuator:
         try:
             self._session.apply(setting.mode)
             self._meter.changed(setting.mode)
+            self._pacer.forget_others()
         except (ApplyError, ModeError, NotPermittedError) as exc:
             self._note("warning", f"{setting.mode} cannot be set: {exc}")
             self.knowledge.refuse(setting.mode)
@@ -188,6 +190,15 @@ class Actuator:
             return None
         highest_w = max((m.power_w for m in self.knowledge.measurements()), default=0.0)
         return max(CAUTION * self.budget_w, highest_w)
+
+    def _other_w(self, what: str) -> float:
+        """What is no step is reckoned to draw so much, before it was seen; too much rather than too little."""
+        room = self.state.room
+        idle_w = room.idle_at(self.setting)
+        if what != TEST or self.setting is None or math.isinf(room.held_w):
+            return idle_w
+        known_w = self._busy_w(self.setting) or idle_w
+        return known_w if room.has_knobs else max(CAUTION * self.budget_w, known_w)
 
     def _set_pace(self) -> None:
         self._pacer.set_budget(self.state.room.held_w, self.state.room.idle_at(self.setting))

@@ -55,10 +55,11 @@ class Controller(Actuator):
     ) -> None:
         super().__init__(session, meter, problem, live, known=known, references=references, **more)
         self._search = LevelSearch(self.state.room, self._options, known, references)
-        self._measuring: Measuring | None = None
+        self.measuring: Measuring | None = None  # which something other than steps would blur
         self._doubted: Measurement | None = None  # until a known setting was measured again
         self._is_over = False
         self._stepped_s = self._now_s()
+        self._other_from_s: float | None = None  # since when something goes on that is no step
 
     # What the training loop calls
 
@@ -81,14 +82,14 @@ class Controller(Actuator):
         steps, fast.steps, fast.until_s = fast.steps + 1, 0, -math.inf
         self.judge.steps_take((now_s - self._stepped_s) / steps)
         self._stepped_s = now_s
-        if self._measuring is None and self.phase is Phase.SEARCHING and batch_size == setting.batch_size:
-            self._measuring = self._start_measuring(now_s)
+        if self.measuring is None and self.phase is Phase.SEARCHING and batch_size == setting.batch_size:
+            self.measuring = self._start_measuring(now_s)
         if now_s >= self.state.next_look_s:
             self._look(now_s)
         while self.state.room.may_pause and self._meter.wants_a_pause():
-            self._measuring = None
+            self.measuring = None
             self._pause(LONGEST_PAUSE_S)  # where readings do not move then either, the next look ends the run
-        if self._measuring is not None and self.state.room.has_knobs:
+        if self.measuring is not None and self.state.room.has_knobs:
             self._pacer.skip(now_s)  # a pause would blur the reading
             return
         if steps > 1 and self.budget_w != budget_w:
@@ -99,6 +100,10 @@ class Controller(Actuator):
             fast.batch_size, fast.calm_w = setting.batch_size, self.budget_w * (1 + self._options.calm_above)
             fast.until_s = control.fast_until_s(self.state, self._live.budget, self._begun_s, now_s, self._options)
             return
+        self._keep_pace()
+
+    def _keep_pace(self) -> None:
+        """Wait for as long as the pacer asks for."""
         while (pause_s := self._pacer.pause_s()) > 0 and self.energy_j < self._most_j:
             self._pause(pause_s)
             if self.phase is Phase.SEARCHING and self.state.room.has_knobs:
@@ -109,7 +114,8 @@ class Controller(Actuator):
         self._clock.sleep(seconds)
         end_s = self._now_s()
         self.state = replace(self.state, last_pause_s=end_s)
-        self._meter.pause(begin_s, end_s)
+        if self._other_from_s is None:
+            self._meter.pause(begin_s, end_s)
         self._pacer.paused(end_s - begin_s, end_s)
         self._paused_s += end_s - begin_s
         if end_s >= self.state.next_look_s:
@@ -120,7 +126,7 @@ class Controller(Actuator):
         """A step of this batch size did not fit: go back to one that does."""
         assert self.setting is not None
         self._take(Measurement(replace(self.setting, batch_size=batch_size), status=Status.OUT_OF_MEMORY))
-        self._measuring = None
+        self.measuring = None
         self._note("warning", f"Batch size {batch_size} does not fit into memory; it is not tried again.")
         if self.knowledge.measurements():
             self._use_best(Phase.HOLDING, "the last good batch size")
@@ -128,11 +134,31 @@ class Controller(Actuator):
             self._seek()
         return self.setting
 
-    def interrupted(self, begin_s: float, end_s: float) -> None:
-        """Something else than training went on for a while, such as a test: it belongs to no step."""
-        self._meter.absence(begin_s, end_s)
-        self._pacer.absent(begin_s, end_s)
-        self.state = replace(self.state, last_pause_s=end_s)
+    def other_begins(self, what: str) -> None:
+        """Something that is no step begins, such as a test; ``other_goes_on`` after each piece, then ``other_ends``."""
+        now_s, fast = self._now_s(), self.fast_path
+        if fast.steps:
+            self._pacer.stepped(now_s, fast.steps)
+        fast.steps, fast.until_s = 0, -math.inf
+        self._other_from_s = now_s
+        self._pacer.turn_to(what, self._other_w(what), now_s)
+
+    def other_goes_on(self) -> None:
+        """A piece of it is done: look, and wait where the budget asks for it, as after a step."""
+        now_s = self._now_s()
+        if now_s >= self.state.next_look_s:
+            self._look(now_s)
+        self._pacer.stepped(now_s)
+        self._keep_pace()
+
+    def other_ends(self) -> None:
+        """There are steps again; its time, pauses included, and its watts belong to none of them."""
+        begin_s, end_s, self._other_from_s = self._other_from_s, self._now_s(), None
+        self._pacer.turn_back(end_s)
+        if begin_s is not None and end_s > begin_s:  # where only steps were recorded, nothing else takes time
+            self._meter.absence(begin_s, end_s)
+            self._stepped_s += end_s - begin_s
+            self.state = replace(self.state, last_pause_s=end_s, other_s=end_s)
 
     def progressed(self, share: float) -> None:
         """So much of the way to the target is done."""
@@ -141,7 +167,7 @@ class Controller(Actuator):
     def restoring(self) -> None:
         """The run is over: nothing is decided any more, and what was read is judged."""
         self.state = replace(self.state, phase=Phase.RESTORING)
-        self._measuring = None
+        self.measuring = None
         self.judge.end()
 
     # Looking
@@ -155,17 +181,19 @@ class Controller(Actuator):
         self._meter.check_sensor()
         self._hear_verdict(now_s)
         try:
-            if self._measuring is not None:
+            if self._other_from_s is not None:
+                pass  # readings tell nothing of steps
+            elif self.measuring is not None:
                 self._follow_measurement(now_s)
             elif control.is_watch_due(self.state, now_s):
                 self.state = replace(self.state, next_watch_s=now_s + self._options.short_s)
                 self._watch(now_s)
         except SensorError:  # a reading failed on the way, and others came after it: measure anew
-            self._measuring = None
+            self.measuring = None
             return
         if self._pacer.short_s > self._options.short_of_s:
             self._cannot_hold(now_s)
-        elif self._measuring is None and now_s >= self.state.next_search_s:
+        elif self.measuring is None and self._other_from_s is None and now_s >= self.state.next_search_s:
             self.state = replace(self.state, next_search_s=now_s + self._options.short_s)
             level_ends_s = self._begun_s + self._live.next_change_s(elapsed_s)
             if control.may_search(self.state, now_s, level_ends_s) and not self._search.is_done(self.state.room):
@@ -223,12 +251,12 @@ class Controller(Actuator):
         self._tell(BudgetChanged(power_w=bound_w, watts=meant.watts.value, window_s=meant.window_s, why=why))
         if self.setting is None:
             return
-        if self._measuring is not None and control.keeps_measuring(
-            before, self.state, self._measuring.so_far, changed=changed
+        if self.measuring is not None and control.keeps_measuring(
+            before, self.state, self.measuring.so_far, changed=changed
         ):
             return
         if self.knowledge.measurements():
-            self._measuring = None
+            self.measuring = None
             self._use_best(Phase.HOLDING, f"the budget is {watts:g} W now")
 
     def _sensor_works(self, now_s: float) -> bool:
@@ -238,11 +266,11 @@ class Controller(Actuator):
         self.state, found = control.look_at_sensor(self.state, now_s, read_s, self._meter.failure, self._options)
         if found is SensorFinding.BACK:
             self._note("info", "Power can be read again.")
-            self._measuring = None  # anew with the next step
+            self.measuring = None  # anew with the next step
         elif found is SensorFinding.FAILED:
             why = self._meter.failure or f"Power was last read {now_s - read_s:.1f} s ago."
             self._note("warning", f"{why} Holding the last safe setting.")
-            self._measuring = None
+            self.measuring = None
             self._use_best(Phase.HOLDING, "power cannot be read")
         return found in (SensorFinding.WORKS, SensorFinding.BACK)
 
@@ -341,23 +369,23 @@ class Controller(Actuator):
         return Measuring(self._session.device, self._meter, self.setting, now_s, precision, self._settling, idle_w)
 
     def _follow_measurement(self, now_s: float) -> None:
-        assert self._measuring is not None
+        assert self.measuring is not None
         room = self.state.room
         if room.has_knobs and self._has_leapt(now_s):
             return
         is_enough = (
-            self._measuring.is_enough()
-            or room.is_ruled_out(self._measuring.so_far, self._options)
+            self.measuring.is_enough()
+            or room.is_ruled_out(self.measuring.so_far, self._options)
             or control.outlived(self.state, now_s, self._options)
         )
         over_w = 0.0 if is_enough or not room.has_knobs else self._over_while_measured_w(now_s)
         if not is_enough and not over_w:
             return
-        is_doubtful = room.may_pause and self._meter.stands_still(self._measuring.begun_s)  # a pause will tell
-        found = None if is_doubtful else self._measuring.end()
+        is_doubtful = room.may_pause and self._meter.stands_still(self.measuring.begun_s)  # a pause will tell
+        found = None if is_doubtful else self.measuring.end()
         if found is None and not over_w:
             return
-        setting, self._measuring = self._measuring.setting, None
+        setting, self.measuring = self.measuring.setting, None
         if found is None:  # not even two steps: it is not asked for again at this level
             self._search.tell(Measurement(setting, status=Status.FAILED))
         else:
@@ -398,8 +426,8 @@ class Controller(Actuator):
 
     def _has_leapt(self, now_s: float) -> bool:
         """Whether another process came or went while a setting was measured: then it is measured anew."""
-        assert self._measuring is not None
-        since_s = max(self._measuring.begun_s, self.state.changed_s + self._options.lag_s)
+        assert self.measuring is not None
+        since_s = max(self.measuring.begun_s, self.state.changed_s + self._options.lag_s)
         trace = self._meter.trace(since_s)
         found = jump(trace.at_s, trace.power_w) if self.state.last_pause_s < self.state.changed_s else None
         if found is None:
@@ -411,7 +439,7 @@ class Controller(Actuator):
             self.knowledge.drift = replace(drift, extra_w=drift.extra_w + leap_w)
             self._note("info", f"The device draws {leap_w:+.2f} W while nothing was changed; planning again.")
         self.state = control.drifted(replace(self.state, changed_s=now_s), now_s)
-        self._measuring = self._start_measuring(now_s)
+        self.measuring = self._start_measuring(now_s)
         self._set_pace()
         return True
 
@@ -426,7 +454,7 @@ class Controller(Actuator):
 
     def _over_while_measured_w(self, now_s: float) -> float:
         """The watts of a setting under measurement that is clearly above the budget; 0 where it is not."""
-        since_s = max(now_s - self._options.short_s, self.state.changed_s)
+        since_s = max(now_s - self._options.short_s, self.state.changed_s, self.state.other_s)
         mean_w, peak = mean_reading_w(self._meter, since_s), self._live.budget.watts is Watts.PEAK
         if math.isnan(mean_w):
             return 0.0

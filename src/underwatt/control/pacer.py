@@ -17,6 +17,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from underwatt.measure.meter import EnergyIntegrator
+from underwatt.measure.steady import SENSOR_LAG_S
 
 if TYPE_CHECKING:
     from underwatt.measure.meter import Meter
@@ -36,7 +37,8 @@ SLACK_S = 0.02
 COUNTED_S, READ_S = 0.6, 3.0
 LEARNED_SLOWER, LEARNED_STEPS = 2.5, 4.0
 PAYBACK_CYCLES = 4.0  # but over so many steps with their pauses at least: what is read of one step is read in the next
-EXPECTED_S = 1.0  # what is expected of a step weighs as much as so long a time of steps that were read
+# What is expected of steps weighs as much as so long a time of steps that were read; of what is no step less is known.
+EXPECTED_S, OTHER_EXPECTED_S = 1.0, 0.2
 # Shorter pauses are saved up, longer ones taken in pieces: in between somebody may change the budget.
 SHORTEST_PAUSE_S, LONGEST_PAUSE_S = 0.001, 0.25
 LEAST_BUSY, MOSTLY_PAUSED = 0.02, 0.9
@@ -52,6 +54,9 @@ class Pacer:
         self._idle_w = idle_w
         self._budget_w = math.inf
         self._cost: _StepCost | None = None
+        self._others: dict[str, _StepCost] = {}  # what is no step, such as tests: what a second of it costs
+        self._other: _StepCost | None = None  # while it is under way
+        self._blurred_until_s = -math.inf  # readings tell of two kinds of work
         self._blind_until_s = -math.inf
         self._debt_j = self._settled_j = 0.0  # now, and when the last pause was over
         self._elsewhere_j = 0.0  # of the debt since then, what was drawn by something else than steps
@@ -62,7 +67,6 @@ class Pacer:
         self._busy_from_s = now_s  # when the last pause ended
         self._owed_s = 0.0  # pauses that are due
         self._cycle_s = 0.0  # what a step and its pause take
-        self._absent_s = (-math.inf, -math.inf)
         self.at_ease = False  # whether the last step was followed by no pause, and none is due
         self.short_s = 0.0  # how long pauses have drawn more than the budget
 
@@ -98,12 +102,15 @@ class Pacer:
         """A step has ended: time for its joules is due. ``steps`` says how many usual ones it is worth."""
         usual_s = busy_s = max(0.0, now_s - self._busy_from_s)
         self._busy_from_s = now_s
-        if self._cost is not None:
-            usual_s = self._cost.usual_s(steps, busy_s)
-        self._end_cycle()
+        if self._work is not None:
+            usual_s = self._work.usual_s(steps, busy_s)
+        if self._other is None:
+            self._end_cycle()
         self._usual_s += usual_s
         self._steps += steps
         self.take_in()
+        if self._other is not None:  # a piece may be as long as many steps: what it drew counts at once
+            self._end_cycle()
         self.at_ease = self._budget_w == math.inf
         if self.at_ease:
             return
@@ -136,14 +143,38 @@ class Pacer:
         self._owed_s = 0.0
         self._busy_from_s = now_s
 
-    def absent(self, begin_s: float, end_s: float) -> None:
-        """What was drawn in between was not drawn by steps; it is paid back all the same."""
-        self._absent_s = (begin_s, end_s)
-        self._busy_from_s = end_s
+    def turn_to(self, what: str, busy_w: float, now_s: float) -> None:
+        """Something that is no step begins: its pieces are reported as steps are, until ``turn_back``.
+
+        It is taken to draw ``busy_w`` until more is known of it, which is kept for the next time.
+        """
+        self._turn(now_s)
+        self._other = self._others.setdefault(what, _StepCost(busy_w, math.nan, OTHER_EXPECTED_S))
+
+    def turn_back(self, now_s: float) -> None:
+        """There are steps again."""
+        self._turn(now_s)
+        self._other = None
+
+    def forget_others(self) -> None:
+        """What is no step draws other watts from now on, as after a change of clocks."""
+        self._others.clear()
+
+    def _turn(self, now_s: float) -> None:
+        self.take_in()
+        self._end_cycle()
+        self._usual_s = self._steps = self._cycle_s = 0.0
+        self._busy_from_s = now_s
+        self._blurred_until_s = now_s + (0.0 if self._meter.counts_joules else SENSOR_LAG_S)
+
+    @property
+    def _work(self) -> _StepCost | None:
+        """What is under way."""
+        return self._cost if self._other is None else self._other
 
     def _busy_share(self) -> float:
-        """The share of the time that steps may take."""
-        share = self._cost.share(self._budget_w, self._idle_w) if self._cost is not None else 1.0
+        """The share of the time that steps, or pieces of what is under way instead, may take."""
+        share = self._work.share(self._budget_w, self._idle_w) if self._work is not None else 1.0
         debt_s = self._settled_j / self._budget_w
         if share == 1.0 and debt_s <= SLACK_S:
             return 1.0
@@ -185,10 +216,9 @@ class Pacer:
             return
         short = paused_s > MOSTLY_PAUSED * seconds and drawn_j > self._budget_w * seconds
         self.short_s = self.short_s + seconds if short else 0.0
-        elsewhere = before.at_s < self._absent_s[1] and after.at_s > self._absent_s[0]
-        cost = self._cost
-        if cost is not None and not elsewhere:
-            if before.at_s < self._blind_until_s:
+        cost, is_blurred = self._work, before.at_s < self._blurred_until_s
+        if cost is not None and not is_blurred:
+            if before.at_s < self._blind_until_s and self._other is None:
                 drawn_j = cost.busy_w * (seconds - paused_s) + self._idle_w * paused_s
             else:
                 # Where steps are long, some of them must be seen before the earlier ones are forgotten.
@@ -196,16 +226,16 @@ class Pacer:
                 cost.learn(drawn_j, seconds, usual_s, weight)
         over_j = drawn_j - self._budget_w * seconds
         self._debt_j += over_j
-        self._elsewhere_j += over_j if elsewhere else 0.0
+        self._elsewhere_j += over_j if is_blurred or self._other is not None else 0.0
 
     def _end_cycle(self) -> None:
         """A step and its pause are over: learn from them, and keep the debt within its bounds."""
-        cost = self._cost
+        cost = self._work
         if cost is not None:
             cost.fold()
         if self._budget_w < math.inf:
             pausing = cost is not None and cost.share(self._budget_w, self._idle_w) < 1
-            least_j = -(PAUSING_CREDIT_S if pausing else CREDIT_S) * self._budget_w
+            least_j = -(PAUSING_CREDIT_S if pausing and self._other is None else CREDIT_S) * self._budget_w
             most_s = max(LARGEST_DEBT_S, LARGEST_DEBT * self._payback_s())
             most_j = max(most_s * self._budget_w, self._settled_j + max(self._elsewhere_j, 0.0))
             self._debt_j = min(max(self._debt_j, least_j), most_j)
@@ -223,10 +253,10 @@ class _StepCost:
     Where it is not known how long a step usually takes, the joules of a second of steps are learned instead.
     """
 
-    def __init__(self, busy_w: float, step_s: float) -> None:
+    def __init__(self, busy_w: float, step_s: float, expected_s: float = EXPECTED_S) -> None:
         self.busy_w, self._step_s = busy_w, step_s
         self._unit_s = step_s if step_s > 0 else 1.0
-        self._units = max(1.0, EXPECTED_S / self._unit_s)
+        self._units = max(1.0, expected_s / self._unit_s) if step_s > 0 else expected_s
         self._seconds = self._units * self._unit_s  # pauses included
         self._joules = busy_w * self._seconds
         self._news = [0.0, 0.0, 0.0, 0.0]  # of the cycle under way

@@ -14,13 +14,14 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from underwatt import __version__
+from underwatt.control.actuator import TEST
 from underwatt.control.controller import Controller
 from underwatt.control.divergence import Losses
 from underwatt.control.measured_search import comparable
 from underwatt.control.publisher import LATE_S, PERIOD_S, Publisher
 from underwatt.control.state import FastPath
 from underwatt.control.verdict import LiveJudge
-from underwatt.device.base import SimulatesLoad, permitted_space
+from underwatt.device.base import HasRecordedPower, SimulatesLoad, permitted_space
 from underwatt.device.session import Session
 from underwatt.device.signals import interruptible, uninterrupted
 from underwatt.errors import BudgetError, InputError, OutOfMemoryError, SensorError
@@ -259,6 +260,13 @@ class Pilot:
         if self._cost is not None and isinstance(self.device, SimulatesLoad):
             self.device.run_step(self._cost, batch_size)
 
+    def _simulate_other(self, samples: int) -> None:
+        """Let a test of so many samples pass on a simulated device, or where there are none, a checkpoint's writing."""
+        if self._cost is None or isinstance(self.device, HasRecordedPower):  # of which only steps were recorded
+            return
+        if isinstance(self.device, SimulatesLoad):
+            self.device.run_step(self._cost.of_test() if samples else self._cost.of_transfer(), samples or 1)
+
     def stepped(self, batch_size: int, loss: float | None = None) -> None:
         """A step of this batch size has ended; waits where the budget asks for it.
 
@@ -303,21 +311,49 @@ class Pilot:
             )
         return smaller
 
+    @property
+    def is_measuring(self) -> bool:
+        """Whether steps are being measured, which something else would blur."""
+        return self.controller.measuring is not None
+
     @contextlib.contextmanager
-    def elsewhere(self) -> Iterator[None]:
-        """Something other than training goes on, such as a test: its time belongs to no step."""
-        begin_s = self.device.clock.now_s()
+    def testing(self) -> Iterator[Callable[[int], None]]:
+        """The model is tested: that belongs to no step, and is paced as steps are.
+
+        What is given is to be called with the number of samples of each batch that was tested, and waits where the
+        budget asks for it. Where nobody does, what the test drew is paid back after it.
+        """
+
+        def tested(samples: int) -> None:
+            self._simulate_other(samples)
+            self.controller.other_goes_on()
+
+        with self.elsewhere(TEST):
+            yield tested
+
+    @contextlib.contextmanager
+    def moving_state(self) -> Iterator[None]:
+        """The training's state is written to a disk, or has been read from there."""
+        with self.elsewhere("moving state"):
+            self._simulate_other(0)
+            yield
+
+    @contextlib.contextmanager
+    def elsewhere(self, what: str) -> Iterator[None]:
+        """Something goes on that is no step; what it draws beyond the budget is paid back before the next one."""
+        self._count(0, 0)
+        controller = self.controller
+        controller.other_begins(what)
         try:
             yield
-        finally:
-            end_s = self.device.clock.now_s()
-            if end_s > begin_s:  # on a simulated device only steps take time
-                self.controller.interrupted(begin_s, end_s)
+            controller.other_goes_on()
+        finally:  # after an error without waiting
+            controller.other_ends()
 
-    def scored(self, value: float, target: float) -> None:
-        """The model was tested."""
+    def scored(self, value: float, target: float, took_s: float) -> None:
+        """The model was tested, which took so long, pauses included."""
         self.score = value
-        self._tell(Scored(samples=self.samples, value=value, target=target))
+        self._tell(Scored(samples=self.samples, value=value, target=target, took_s=took_s))
 
     @property
     def energy_left_j(self) -> float:
@@ -362,7 +398,7 @@ class Pilot:
             self._tell(note)
 
     def _say_start(self) -> None:
-        started_at = datetime.now().astimezone().isoformat(timespec="seconds")
+        started_at = datetime.now().astimezone().isoformat(timespec="milliseconds")
         if self._elapsed_s:
             self._tell(Resumed(started_at=started_at, pid=os.getpid()))
             return

@@ -108,6 +108,7 @@ class ControlState:
     valid_s: float = -math.inf  # readings tell of the setting in use
     observed_s: float = -math.inf  # the setting in use was last compared with what is known of it
     last_pause_s: float = -math.inf
+    other_s: float = -math.inf  # there are steps again, after something else
     peaks_seen_s: float = -math.inf  # readings from after this were not compared with peak watts yet
     # Not before
     next_look_s: float = -math.inf

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 
 RUNS = Path("runs")
 LOG_NAME = "log.jsonl"
+TEST_SHARE = 0.05
 _STAMP = re.compile(r"-\d{8}-\d{6}(-\d+)?$")
 
 
@@ -59,7 +60,8 @@ class RunOptions:
     batch_sizes: str | Sequence[int] = ()  # the job's own where it is empty
     folder: Path | str | None = None  # for log and checkpoints; a new one in runs/ where it is none
     resume: bool = False  # go on with the run in the folder, or the job's newest one
-    evaluate_every: int = 0  # test the model every so many samples; as a convergence study does where it is 0
+    evaluate_every: int = 0  # test the model every so many samples; as often as ``test_share`` allows where it is 0
+    test_share: float | None = None  # of the time may be spent on testing, pauses included; 5% where it is none
     limit_samples: float = 0  # give up after so many; never where it is 0
     target: float | None = None  # the score to train to; the job's own where it is none
     references: Sequence[str | Profile] = ()  # profiles of other jobs or devices, or their names
@@ -70,6 +72,15 @@ class RunOptions:
     def whole_budget(self) -> Budget:
         """What is allowed, as one record."""
         return whole_budget(self.budget, schedule=self.schedule, energy=self.energy, deadline=self.deadline)
+
+    def share_of_tests(self) -> float:
+        """The most of the time that testing may take; whoever says how often gets it so."""
+        if self.evaluate_every:
+            return 1.0
+        share = TEST_SHARE if self.test_share is None else self.test_share
+        if not 0 < share <= 1:
+            raise InputError(f"Testing cannot take {share:g} of the time.", hint="Give a share such as 0.05.")
+        return share
 
     def folder_for(self, name: str) -> Path:
         """Where a run of the job of this name keeps its log; runs are never mixed."""
@@ -184,7 +195,9 @@ def run_job(run: Run, job: Job) -> RunResult:
     from underwatt.jobs.training_loop import train_under_budget
 
     workload = job_info(job)
-    sizes, left_out = fillable(run.batch_sizes, len(train_and_test(job)[0]))
+    lengths = [len(part) for part in train_and_test(job)]
+    sizes, left_out = fillable(run.batch_sizes, lengths[0])
+    every = run.options.evaluate_every or max(lengths[0] // 5, lengths[1], *sizes)  # more often would show little new
     cost = count_cost(job) if isinstance(run.device, SimulatesLoad) else None
     state = progress = None
     taken, damage = SoFar(), ""
@@ -216,9 +229,15 @@ def run_job(run: Run, job: Job) -> RunResult:
                 pilot.note("info", _going_on(training.samples, run.live, taken.elapsed_s, taken.posted))
             for text in filter(None, (damage, taken.warning, left_out)):
                 pilot.note("warning", text)
-            effort = Effort(run.options.evaluate_every, run.options.limit_samples or math.inf)
+            effort = Effort(every, run.options.limit_samples or math.inf)
             return train_under_budget(
-                pilot, training, effort, run.folder, progress=progress, watch=lambda: run.watch(pilot)
+                pilot,
+                training,
+                effort,
+                run.folder,
+                test_share=run.options.share_of_tests(),
+                progress=progress,
+                watch=lambda: run.watch(pilot),
             )
 
 
@@ -312,7 +331,7 @@ class _Command:
         """Start the command and follow its steps, until it or somebody else says that it is over."""
         pilot = self._pilot
         with contextlib.ExitStack() as stack:
-            with pilot.elsewhere():  # what it does before its first step belongs to none
+            with pilot.elsewhere("starting"):  # what it does before its first step belongs to none
                 steps = self._workload.start(batch_size)
                 stack.callback(steps.stop)
                 beat = steps.step()

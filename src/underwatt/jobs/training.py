@@ -14,7 +14,7 @@ from underwatt.jobs._torch import torch
 from underwatt.jobs.data import EndlessBatches, open_loader, train_and_test
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from underwatt.jobs.job import Job
 
@@ -157,16 +157,24 @@ class Training:
         if state["random_gpu"] is not None and self.device.type == "cuda":
             torch.cuda.set_rng_state(state["random_gpu"], self.device)
 
-    def evaluate(self) -> float:
-        """The metric on held-out data, each sample counting once."""
+    @property
+    def test_samples(self) -> int:
+        """How many samples a test takes."""
+        return len(self._test_data)
+
+    def evaluate(
+        self, tested: Callable[[int], None] = lambda _samples: None, batch_size: int = EVALUATION_BATCH
+    ) -> float:
+        """The metric on held-out data, each sample counting once; ``tested`` is told of each batch when it is done."""
         self.model.eval()
         total = count = 0.0
         with torch.no_grad():
-            for batch in open_loader(self.job, self._test_data, batch_size=EVALUATION_BATCH):
+            for batch in open_loader(self.job, self._test_data, batch_size=batch_size):
                 output, targets = forward(self.job, self.model, to_device(batch, self.device))
                 samples = len(targets)
                 total += metric_of(self.job, output, targets) * samples
                 count += samples
+                tested(samples)
         return total / count
 
     def is_finite(self) -> bool:

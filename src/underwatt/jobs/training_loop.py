@@ -19,7 +19,7 @@ from underwatt.jobs._torch import torch
 from underwatt.jobs.checkpoint import Progress
 from underwatt.jobs.faults import call_job, half_updated, is_lost_worker, lost_worker, watch_updates
 from underwatt.jobs.runs import RunResult
-from underwatt.jobs.training import Completion, LatestLoss
+from underwatt.jobs.training import EVALUATION_BATCH, Completion, LatestLoss
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -42,25 +42,35 @@ def train_under_budget(
     effort: Effort,
     folder: Path | None = None,
     *,
+    test_share: float = 1.0,
     progress: Progress | None = None,
     watch: Callable[[], None] = lambda: None,
 ) -> RunResult:
     """Train to the job's target; ``folder`` takes checkpoints, ``progress`` is what an earlier part had come to.
 
+    The model is tested as often as ``effort`` says, or less often, so that tests take no more than ``test_share`` of
+    the time, pauses included; and once more where it is given up, if it has not been tested since.
     A step that does not fit into memory is done again in smaller batches: none is lost. Where memory runs out in the
     optimizer's own step, the model may be half changed: that is an error, and the last checkpoint is what counts.
     Whatever else ends the training, a last checkpoint is written first, unless it was a step of the job that failed.
     A training whose loss or weights are no finite numbers any more has diverged: it ends, and its last good checkpoint
     stays. Ctrl-C waits for the end of a step.
     """
-    return _Loop(pilot, training, effort, folder, progress).run(watch)
+    return _Loop(pilot, training, effort, folder, progress, test_share).run(watch)
 
 
 class _Loop:
     def __init__(
-        self, pilot: Pilot, training: Training, effort: Effort, folder: Path | None, progress: Progress | None
+        self,
+        pilot: Pilot,
+        training: Training,
+        effort: Effort,
+        folder: Path | None,
+        progress: Progress | None,
+        test_share: float,
     ) -> None:
         self._pilot, self._training, self._effort, self._folder = pilot, training, effort, folder
+        self._test_share, self._next_test_s = test_share, -math.inf
         self._completion = Completion(on_gpu=training.device.type == "cuda")
         self._latest_loss = LatestLoss()
         self._evaluated_samples = progress.evaluated_samples if progress else 0
@@ -71,6 +81,9 @@ class _Loop:
 
     def run(self, watch: Callable[[], None]) -> RunResult:
         try:
+            if self._pilot.device.info.simulated:  # starting takes its time there too
+                with self._pilot.moving_state():
+                    pass
             with self._guard:
                 while not (outcome := self._judge()):
                     if time.monotonic() >= self._next_save_s:
@@ -124,23 +137,50 @@ class _Loop:
         """How the training ends here, or nothing."""
         if self._pilot.losses.diverged or (self._pilot.losses.in_doubt and not self._training.is_finite()):
             return "diverged"
-        samples = self._training.samples
-        if samples - self._evaluated_samples >= self._effort.evaluate_every_samples:
+        is_spent = self._pilot.energy_left_j <= 0
+        is_limit = self._training.samples >= self._effort.limit_samples
+        if self._is_test_due() or (is_limit and not is_spent and self._untested):
             if not self._training.is_finite():
                 return "diverged"  # whatever its score would be
-            device = self._training.device
-            # Random numbers that a test draws are not missing in the training, where it is cut short and done again.
-            with self._pilot.elsewhere(), torch.random.fork_rng([device] if device.type == "cuda" else []):
-                self._score = call_job(self._training.batch_size, self._training.evaluate)
-            self._evaluated_samples = samples
-            self._pilot.scored(self._score, self._training.job.target)
-            if self._training.job.reached(self._score):
+            if self._test():
                 return "reached"
-        if samples < self._effort.limit_samples and self._pilot.energy_left_j > 0:
+        if not is_limit and not is_spent:
             return ""
         if not self._training.is_finite():
             return "diverged"
-        return "limit" if samples >= self._effort.limit_samples else "energy spent"
+        return "limit" if is_limit else "energy spent"
+
+    @property
+    def _untested(self) -> int:
+        """Samples trained on since the last test."""
+        return self._training.samples - self._evaluated_samples
+
+    def _is_test_due(self) -> bool:
+        if self._untested < self._effort.evaluate_every_samples:
+            return False
+        if self._score is None and self._test_share < 1:  # before the first one: forward is a third of a step's work
+            is_due = self._test_share * self._untested >= self._training.test_samples / 3
+            return is_due and not self._is_measuring
+        return self._pilot.elapsed_s >= self._next_test_s and not self._is_measuring
+
+    @property
+    def _is_measuring(self) -> bool:
+        """Whether a test would blur a measurement, and can wait for its end."""
+        return self._test_share < 1 and self._pilot.is_measuring
+
+    def _test(self) -> bool:
+        """Test the model; whether it has reached its target."""
+        pilot, training, begin_s = self._pilot, self._training, self._pilot.elapsed_s
+        size = min(EVALUATION_BATCH, 3 * training.batch_size)  # so that it takes about as long as a step
+        devices = [training.device] if training.device.type == "cuda" else []
+        # Random numbers that a test draws are not missing in the training, where it is cut short and done again.
+        with pilot.testing() as tested, torch.random.fork_rng(devices):
+            self._score = score = call_job(training.batch_size, lambda: training.evaluate(tested, size))
+        self._evaluated_samples = training.samples
+        took_s = pilot.elapsed_s - begin_s
+        self._next_test_s = pilot.elapsed_s + took_s * (1 / self._test_share - 1)
+        pilot.scored(score, training.job.target, took_s)
+        return training.job.reached(score)
 
     def _say_diverged(self) -> None:
         text = f"The training has diverged: at {self._training.samples:,} samples its loss or weights are not finite."
@@ -161,7 +201,7 @@ class _Loop:
             pilot.workload.id, pilot.elapsed_s, pilot.energy_j, pilot.share, self._evaluated_samples, self._score, done
         )
         try:
-            with pilot.elsewhere():
+            with pilot.moving_state():
                 checkpoint.save(self._folder, self._training, progress)
             self._saved_samples = self._training.samples
         except (OSError, RuntimeError) as exc:  # PyTorch makes some of the first into the second

@@ -196,6 +196,10 @@ class Measuring:
         paused_s = self.meter.paused_s(trace.at_s)
         present = self.meter.present_from(trace.at_s)
         if not present.all():
+            if np.diff(paused_s)[present[1:] & present[:-1]].any():  # pauses too: what steps draw is seen since then
+                back = int(np.flatnonzero(~present)[-1]) + 1
+                busy = _busy_power(trace.part(back), paused_s[back:], self.idle_w) if len(trace) > back + 1 else None
+                return None if busy is None else (replace(busy, first=back + busy.first), nothing_learned)
             power = mean_after_warmup(trace.power_w[present])
             return None if power.count < FEWEST_READINGS else (power, nothing_learned)
         if paused_s[-1] > 0:

@@ -40,6 +40,7 @@ COUNTER_TOLERANCE = 0.25  # between the hardware's energy counter and the readin
 COUNTER_MIN_READINGS = 10  # fewer do not tell a slow counter from a broken one
 COUNTER_STOPPED_S = 2.0  # one that has not moved for so long, while power is read, has stopped
 IDLE_WATCH_S = 1.0
+SETTLES_TIMES = 10.0  # a sensor needs so many times as long to forget something short
 
 
 class EnergyIntegrator:
@@ -297,7 +298,8 @@ class Meter:
         """Which moments lie outside of absences, and long enough after one for a sensor to have settled."""
         present = np.ones(len(at_s), dtype=bool)
         for begin_s, end_s in _newest(self._absences, lambda absence: len(at_s) > 0 and absence[1] > at_s[0]):
-            present &= (at_s < begin_s) | (at_s >= end_s + SETTLING_WAIT_S)
+            settled_s = end_s + min(SETTLING_WAIT_S, SETTLES_TIMES * (end_s - begin_s))  # a short one moves it little
+            present &= (at_s < begin_s) | (at_s >= settled_s)
         return present
 
     def paused_s(self, at_s: NDArray[np.float64]) -> NDArray[np.float64]:

@@ -11,7 +11,7 @@ import numpy as np
 
 from underwatt.budget import Budget, parse_budget
 from underwatt.errors import InputError
-from underwatt.events import BudgetChanged, Ended, Measured, Noted, Planned, Resumed, SettingChanged
+from underwatt.events import BudgetChanged, Ended, Measured, Noted, Planned, Resumed, Scored, SettingChanged
 from underwatt.measure.steady import SENSOR_LAG_S
 from underwatt.records import Profile, to_json
 from underwatt.reports.figures import Change, EnergyOverTime, EnergySpent, PowerTrace, Share
@@ -276,8 +276,15 @@ def happened(record: RunRecord) -> str:
     knows_energy = math.isfinite(end.energy_j)
     took = [duration(end.at_s), *([energy(end.energy_j)] if knows_energy else []), counted(end.samples, "sample")]
     mean = f", {mean_power(*spent(record))}" if knows_energy else ""
-    text = f"The training{under} {how}{score} after {listed(took)}{mean}{why}.{damage}"
+    text = f"The training{under} {how}{score} after {listed(took)}{mean}{why}.{_tests(record)}{damage}"
     return text if end.restored else f"{text} The device was not put back as it was: run `underwatt restore`."
+
+
+def _tests(record: RunRecord) -> str:
+    """How much of the time testing took; nothing where that is not known."""
+    tests = [test.took_s for test in record.of(Scored) if test.took_s is not None]
+    share = sum(tests) / max(record.end.at_s, 1e-9) if record.end else 0.0
+    return f" {counted(len(tests), 'test')} of the model took {100 * share:.1f}% of the time." if tests else ""
 
 
 def _under(record: RunRecord) -> str:
