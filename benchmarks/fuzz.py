@@ -4,8 +4,8 @@
 
 Valid files of every kind are made, and each input is one of them with some damage: bits flipped, parts cut out, doubled
 or moved, numbers, brackets and markup put in, values of a JSON object or cells of a table replaced by others. Whatever
-leaves the reader but an ``UnderwattError`` counts as a traceback, and so does one that takes more than ten seconds.
-Ends with 1 where there is any.
+leaves the reader but an ``UnderwattError`` with a remedy counts as a traceback, and so do warnings and what takes more
+than ten seconds. Ends with 1 where there is any.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ import signal
 import sys
 import tempfile
 import traceback
+import warnings
 from collections import Counter
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -37,10 +38,13 @@ from underwatt.budget import parse_budget, parse_watts, read_schedule
 from underwatt.cli import store as store_commands
 from underwatt.device.journal import DeviceLock, Journal
 from underwatt.device.recovery import restore
+from underwatt.device.registry import open_device
 from underwatt.errors import NoDeviceError, UnderwattError
 from underwatt.events import BudgetChanged, Ended, Noted, Progressed, Readings, SettingChanged, Started, to_line
 from underwatt.jobs import checkpoint
+from underwatt.jobs.command import parse_line, split_lines
 from underwatt.jobs.training import Training
+from underwatt.measure.series import modes_from_file
 from underwatt.records import (
     ConvergenceRun,
     DeviceInfo,
@@ -92,9 +96,10 @@ class Target:
                 self.read(data)
             self.counts["read"] += 1
         except UnderwattError as exc:
-            self.counts["refused"] += 1
-            if not exc.message.strip():
-                self._note("an error without words", data)
+            if exc.message.strip() and exc.hint.strip():
+                self.counts["refused"] += 1
+            else:
+                self._note(f"an error without a remedy: {exc}", data)
         except Exception as exc:  # noqa: BLE001 - this is what is looked for
             where = traceback.extract_tb(exc.__traceback__)[-1]
             ours = [frame for frame in traceback.extract_tb(exc.__traceback__) if "underwatt" in frame.filename]
@@ -257,14 +262,18 @@ def _log() -> bytes:
     return b"".join(map(to_line, events))
 
 
-def targets(folder: Path) -> list[Target]:
-    """Every kind of file, its readers working in a folder."""
-    profile = Profile(DEVICE, WORKLOAD, _measurements())
-    runs = [ConvergenceRun(size, 0.9, 1000.0 + 5 * size, seed, 0.01) for size in (8, 32) for seed in (0, 1)]
-    store = Store(folder / "store.db")
-    store.take_in([profile], [(WORKLOAD, runs)])
-    plan = underwatt.plan("4W", store=store, listener=lambda _event: None)
-    imports = [
+def _profile() -> Profile:
+    return Profile(DEVICE, WORKLOAD, _measurements())
+
+
+def _runs() -> list[ConvergenceRun]:
+    return [ConvergenceRun(size, 0.9, 1000.0 + 5 * size, seed, 0.01) for size in (8, 32) for seed in (0, 1)]
+
+
+def imports() -> list[bytes]:
+    """A valid file of every kind that can be taken in."""
+    profile, runs = _profile(), _runs()
+    return [
         _text(lambda file: exchange.write_profile(profile, file)),
         _text(lambda file: exchange.write_convergence(WORKLOAD, runs, file)),
         _text(lambda file: exchange.write_profile_with_convergence(profile, runs, file)),
@@ -272,12 +281,19 @@ def targets(folder: Path) -> list[Target]:
         b"dataset,network,optimizer,batch_size,power_limit,time_per_epoch,average_power\nc,r,sgd,64,100,30.5,95\n",
         b"dataset,network,optimizer,batch_size,learning_rate,run,target_metric,target_epoch\nc,r,sgd,64,0.1,0,0.9,12\n",
     ]
+
+
+def targets(folder: Path) -> list[Target]:
+    """Every kind of file, its readers working in a folder."""
+    store = Store(folder / "store.db")
+    store.take_in([_profile()], [(WORKLOAD, _runs())])
+    plan = underwatt.plan("4W", store=store, listener=lambda _event: None)
     reader = _Reader(folder, store)
     return [
         Target("log", [_log()], reader.log),
         Target("budget file", [b'{"id": 1, "budget": "7W", "from": "command"}'], reader.inbox),
         Target("plan", [json.dumps(plan.record, indent=2).encode()], reader.imported),
-        Target("import", imports, reader.imported),
+        Target("import", imports(), reader.imported),
         Target("schedule", [b"at,watts\n0,10\n1h,7\n08:00,5\n", b"at_s,power_w\n0,10\n60,7.5\n"], reader.schedule),
         Target(
             "budget", [b"10W", b"10W peak", b"10W mean over 60s", b"50Wh", b"08:00-18:00=15W,else=7W"], reader.budget
@@ -286,6 +302,9 @@ def targets(folder: Path) -> list[Target]:
         Target("note of a session", [f"{os.getpid()} 1 underwatt run".encode()], reader.note),
         Target("list of runs", [reader.run_entry()], reader.runs),
         Target("checkpoint", [reader.checkpoint_bytes()], reader.checkpoint),
+        Target("store", [reader.store_bytes()], reader.stored),
+        Target("list of modes", [b"cpu_cores,gpu_mhz\n2,76.8\n4,921.6\n", b"gpu_mhz\n921.6\n"], reader.modes),
+        Target("beats of a command", [b"step\nstep 12.5 3\nmetric 0.91\noom\nstep 13\n"], reader.beats),
     ]
 
 
@@ -296,6 +315,7 @@ class _Reader:
         os.environ["UNDERWATT_STATE"] = str(self._state)
         (self._state / "runs").mkdir(parents=True)
         self._taken = 0
+        self._space = open_device("virtual:nano").space
 
     def _put(self, name: str, data: bytes) -> Path:
         path = self._folder / name
@@ -389,6 +409,27 @@ class _Reader:
         checkpoint.save(self._folder, training, checkpoint.Progress("who", 1.0, 2.0, 0.1, 4, None))
         return (self._folder / checkpoint.NAME).read_bytes()
 
+    def store_bytes(self) -> bytes:
+        path = self._folder / "kept.db"
+        with Store(path) as kept:
+            kept.take_in([_profile()], [(WORKLOAD, _runs())])
+        return path.read_bytes()
+
+    def stored(self, data: bytes) -> None:
+        for name in ("read.db-wal", "read.db-shm"):
+            (self._folder / name).unlink(missing_ok=True)
+        with Store(self._put("read.db", data), create=False) as kept:
+            for one in kept.summaries():
+                kept.profile(one.id)
+            kept.convergence_counts(), kept.convergence(), kept.plans()
+
+    def modes(self, data: bytes) -> None:
+        modes_from_file(self._put("modes.csv", data), self._space)
+
+    def beats(self, data: bytes) -> None:
+        for line in split_lines(data)[0]:
+            parse_line(line)
+
     def checkpoint(self, data: bytes) -> None:
         self._put(checkpoint.NAME, data)
         checkpoint.load(self._folder, "who")
@@ -402,6 +443,7 @@ def main(arguments: list[str] | None = None) -> int:
     add_output(parser)
     given = parser.parse_args(arguments)
     chance = random.Random(given.seed)
+    warnings.simplefilter("error")
     with tempfile.TemporaryDirectory() as folder:
         kinds = targets(Path(folder))
         only = {name.strip() for name in given.only.split(",") if name.strip()}

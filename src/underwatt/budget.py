@@ -202,7 +202,9 @@ def _fields(*texts: str) -> dict[str, Any]:
             if steps and "power_w" in said and "=" not in part:
                 raise InputError(f"{part!r} in the schedule {text!r} makes no sense.", hint=_EXAMPLE)
             for twice in (kind.called for kind in _KINDS if kind.field in found.keys() & said.keys()):
-                raise InputError(f"The budget gives the {twice} twice, the second time with {part!r}.")
+                raise InputError(
+                    f"The budget gives the {twice} twice, the second time with {part!r:.60}.", hint="Give it once."
+                )
             found |= said
     if not found:
         raise InputError("The budget is empty.", hint=f"Give a number with a unit: {_UNITS}.")
@@ -235,7 +237,7 @@ def _quantity(text: str) -> tuple[str, float, str]:
     name, factor = bound
     value = number * factor
     if not 0 < value < math.inf:
-        raise InputError(f"A budget must be above zero and finite, and {text!r} is not.")
+        raise InputError(f"A budget must be above zero and finite, and {text!r:.60} is not.", hint="Such as 10W.")
     return name, value, text.strip()[match.end() :].strip()
 
 

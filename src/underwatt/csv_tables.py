@@ -64,7 +64,20 @@ def parsed(path: Path, rows: Rows, parse: Callable[[dict[str, str]], _Item]) -> 
         try:
             yield parse(row)
         except (ValueError, KeyError, TypeError, OverflowError, RecursionError, UnderwattError) as exc:
-            raise InputError(f"{path}, line {line}: {exc}") from exc
+            raise InputError(
+                f"{path}, line {line}: {_what_is_wrong(exc)}.", hint="Mend that line, or export the table again."
+            ) from exc
+
+
+def _what_is_wrong(error: Exception) -> str:
+    """An error of a row in a person's words."""
+    if isinstance(error, UnderwattError):
+        return error.message.rstrip(".")
+    if isinstance(error, KeyError):
+        return f"there is no column {error.args[0]}"
+    if isinstance(error, TypeError):
+        return "it has fewer cells than the first line"
+    return str(error)
 
 
 def cells_reader(record: type[_Item]) -> Callable[[Mapping[str, str | None]], _Item]:
@@ -80,7 +93,7 @@ def positive(row: Mapping[str, str | None], name: str) -> float:
     try:
         value = float(row[name] or "")
     except ValueError as exc:
-        raise InputError(f"{name} is {row[name]!r}, which is no number.") from exc
+        raise InputError(f"{name} is {row[name]!r:.60}, which is no number.") from exc
     if not 0 < value < math.inf:
         raise InputError(f"{name} is {value:g}, and must be above zero.")
     return value

@@ -290,6 +290,10 @@ def from_line(line: bytes | str) -> Line | None:
     found = from_json(record, plain, kind)
     if not abs(found.at_s) < _LARGEST:
         raise InputError(f"{kind} does not say when.")
+    if isinstance(found, BudgetChanged) and not all(
+        value is None or 0 < value < _LARGEST for value in (found.power_w, found.window_s)
+    ):
+        raise InputError(f"{kind} has {found.power_w} W over {found.window_s} s, which nobody can be given.")
     return found
 
 

@@ -84,3 +84,12 @@ def test_live_sensors_are_asked_for_no_pause() -> None:
         with running(device, watts(30.0), options=QUICK, cost=NET) as run:
             run.train(300)
             assert run.controller.pause_share == 0.0
+
+
+@pytest.mark.parametrize("from_s", [6.0, 60.0])
+def test_a_sensor_that_sticks_at_nothing_ends_the_run(from_s: float) -> None:
+    """During the search it was a division by zero."""
+    device: Any = Hurt(virtual())
+    stick(device, 0.0, from_s=from_s)
+    with running(device, watts(9.0)) as run, pytest.raises(SensorError, match="reads 0 W, which cannot be"):
+        run.train(from_s + SOON_S)

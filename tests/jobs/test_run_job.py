@@ -122,6 +122,12 @@ def test_a_folder_that_cannot_be_made_is_said(tmp_path: Path) -> None:
         train(tmp_path / "run", blobs())
 
 
+def test_a_run_that_never_began_is_not_in_the_way(tmp_path: Path) -> None:
+    with pytest.raises(BudgetError, match="lowest clocks"):
+        train(tmp_path / "run", blobs(), live=LiveBudget(Budget(power_w=0.3)))
+    assert train(tmp_path / "run", blobs(target=1.01), limit=160).samples == 160
+
+
 def test_a_store_that_is_locked_on_the_way_ends_no_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("underwatt.store.schema.BUSY_TIMEOUT_S", 0.1)
     other = sqlite3.connect(tmp_path / "store.db", isolation_level=None)

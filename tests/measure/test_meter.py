@@ -108,6 +108,24 @@ def test_a_sensor_that_hangs_is_an_error() -> None:
     assert len(meter.trace()) > 3, "after the meter has stopped its trace can still be looked at"
 
 
+@pytest.mark.parametrize("power_w", [0.0, -3.0, math.nan, math.inf, -math.inf])
+def test_watts_that_cannot_be_are_no_reading_whoever_wrote_the_driver(power_w: float) -> None:
+    device = Scripted(VirtualClock())
+    with Meter(device) as meter:  # type: ignore[arg-type]
+        device.clock.sleep(1.0)
+        device.power_w = power_w
+        device.clock.sleep(1.0)
+        with pytest.raises(SensorError, match="which cannot be") as caught:
+            meter.trace()
+        assert caught.value.hint
+        device.power_w = 10.0
+        device.clock.sleep(1.0)
+        assert set(meter.trace(2.2).power_w.tolist()) == {10.0}
+    device.power_w = power_w
+    with pytest.raises(SensorError, match="which cannot be"), Meter(device):  # type: ignore[arg-type]
+        pass
+
+
 def test_a_sensor_that_never_worked_is_raised_at_once() -> None:
     device = Scripted(VirtualClock())
     device.broken = SensorError

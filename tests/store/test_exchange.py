@@ -91,13 +91,21 @@ def test_zeus_train_traces_are_convergence_runs_and_blank_is_never(tmp_path: Pat
             "dataset,network,batch_size,optimizer,power_limit,time_per_epoch,average_power\nc,s,8,a,100,-3,1\n",
             "line 2: time_per_epoch",
         ),
+        ("dataset,power_limit,time_per_epoch\nc,100,1\n", "line 2: there is no column network"),
+        (
+            "dataset,network,optimizer,power_limit,time_per_epoch,batch_size\nc,s,a,100,1\n",
+            "line 2: it has fewer cells",
+        ),
+        ("{", "cannot be read as JSON"),
+        ('{"underwatt": "plan"}', "does not say for which device"),
     ],
 )
-def test_bad_files_are_named_with_their_line(tmp_path: Path, text: str, message: str) -> None:
+def test_bad_files_are_named_with_their_line_and_a_remedy(tmp_path: Path, text: str, message: str) -> None:
     path = tmp_path / "table.csv"
     path.write_text(text)
-    with pytest.raises(InputError, match=message):
+    with pytest.raises(InputError, match=message) as caught:
         read_file(path)
+    assert caught.value.hint
 
 
 @settings(deadline=None)

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from underwatt.device.timing import Clock
 
 _SETTING_REMEDY = "Run as root (sudo), or give the container CAP_SYS_ADMIN; a duty cycle needs no permission."
+_REFUSED_REMEDY = "Check `nvidia-smi -q -d POWER,CLOCK` for what is allowed, or set nothing with --no-modes."
+_LOST_REMEDY = "Check `nvidia-smi`; the driver may have lost the card."
 _CAP_SYS_ADMIN_BIT = 21
 _LIMIT_STEPS = 20
 _PLAUSIBLE_W = 5000.0
@@ -163,12 +165,9 @@ class NvmlDevice:
             at_s, energy_j = self._wait_for_counter() if self._has_counter else (self.clock.now_s(), None)
             power_w = self._read_mw() / 1000
         except self._nvml.NVMLError as exc:
-            raise SensorError(
-                f"{self.info.name} stopped reporting its power ({exc}).",
-                hint="Check `nvidia-smi`; the driver may have lost the card.",
-            ) from exc
+            raise SensorError(f"{self.info.name} stopped reporting its power ({exc}).", hint=_LOST_REMEDY) from exc
         if not 0 < power_w < _PLAUSIBLE_W:
-            raise SensorError(f"{self.info.name} reports {power_w:g} W, which cannot be.")
+            raise SensorError(f"{self.info.name} reports {power_w:g} W, which cannot be.", hint=_LOST_REMEDY)
         return PowerSample(at_s, power_w, energy_j)
 
     def _wait_for_counter(self) -> tuple[float, float]:
@@ -211,7 +210,10 @@ class NvmlDevice:
             self._set_limit_mw(round(mode.power_limit_w * 1000))
         if asked and self._unsupported.issuperset(asked):
             why = "; ".join(f"{knob}: {self._why_not[knob]}" for knob in asked)
-            raise ApplyError(f"{self.info.name} lists what it does not let anybody set ({why}).")
+            raise ApplyError(
+                f"{self.info.name} lists what it does not let anybody set ({why}).",
+                hint="Set nothing with --no-modes: batch size and pauses alone then hold the budget.",
+            )
 
     def snapshot(self, mode: PowerMode | None = None) -> dict[str, str]:
         """The power limit in force, and which clocks are about to be locked: NVML does not show an earlier lock."""
@@ -243,7 +245,9 @@ class NvmlDevice:
         found_mw = self._ask("power_limit_w", self._nvml.nvmlDeviceGetPowerManagementLimit)
         if found_mw is None or abs(found_mw - limit_mw) > 1000:
             found = "nothing" if found_mw is None else f"{found_mw / 1000:g} W"
-            raise ApplyError(f"The power limit was set to {limit_mw / 1000:g} W and reads back {found}.")
+            raise ApplyError(
+                f"The power limit was set to {limit_mw / 1000:g} W and reads back {found}.", hint=_REFUSED_REMEDY
+            )
 
     def _set(self, knob: str, call: Callable[..., Any], *arguments: Any) -> bool:
         """Set a knob, or let go of it; whether the driver supports that. What it does not support, it never set."""
@@ -259,7 +263,7 @@ class NvmlDevice:
             what = f"{knob} of {self.info.name}"
             if exc.value == self._nvml.NVML_ERROR_NO_PERMISSION:
                 raise NotPermittedError(f"{what} may not be set by this user.", hint=_SETTING_REMEDY) from exc
-            raise ApplyError(f"{what} was refused ({exc}).") from exc
+            raise ApplyError(f"{what} was refused ({exc}).", hint=_REFUSED_REMEDY) from exc
         return True
 
 

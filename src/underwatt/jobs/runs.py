@@ -90,7 +90,8 @@ class RunOptions:
 
     def check_folder(self, folder: Path) -> None:
         """Refuse a folder that holds another run."""
-        if not self.resume and (folder / LOG_NAME).exists():
+        log = folder / LOG_NAME
+        if not self.resume and log.exists() and log.stat().st_size:  # an empty one is of a run that never began
             raise InputError(f"There is a run in {folder} already.", hint="Add --resume, or name another folder.")
 
 

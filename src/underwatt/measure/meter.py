@@ -7,6 +7,7 @@ missed, and counted as such; where they go on failing, that is raised to whoever
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from dataclasses import dataclass
 from itertools import takewhile
@@ -140,7 +141,7 @@ class Meter:
     def __enter__(self) -> Self:
         """A sensor that does not work is an error now, not an empty trace later."""
         try:
-            first = answer_within(FIRST_READING_S, self._device.read_power)
+            first = answer_within(FIRST_READING_S, self._read)
         except TimeoutError as exc:
             raise SensorError(
                 f"The power of {self._device.info.name} could not be read within {FIRST_READING_S:g} s.",
@@ -224,13 +225,24 @@ class Meter:
         """Have every reading handed on, from the sampling thread."""
         self._listeners.append(listener)
 
+    def _read(self) -> PowerSample:
+        """A reading; what no device can draw while it runs is no reading, whoever wrote its driver."""
+        sample = self._device.read_power()
+        if not 0 < sample.power_w < math.inf:
+            raise SensorError(
+                f"{self._device.info.name} reads {sample.power_w:g} W, which cannot be.",
+                hint="Often a restart of the machine helps; `underwatt devices` shows what its sensor reads.",
+            )
+        return sample
+
     def _sample(self) -> None:
         try:
-            sample = self._device.read_power()
+            sample = self._read()
         except Exception as exc:  # noqa: BLE001 - whatever ends the sampling must reach whoever asks for watts
             error = exc
             if not isinstance(error, SensorError):
-                error = SensorError(f"The power of {self._device.info.name} cannot be read any more ({exc}).")
+                what = f"The power of {self._device.info.name} cannot be read any more ({exc})."
+                error = SensorError(what, hint="Often a restart of the machine helps.")
                 error.__cause__ = exc
             self._failing = (self._now_s(), error)
             return
@@ -346,7 +358,10 @@ def read_state(device: Device) -> DeviceState:
     try:
         return answer_within(STATE_S, device.read_state)
     except TimeoutError as exc:
-        raise SensorError(f"The state of {device.info.name} could not be read within {STATE_S:g} s.") from exc
+        raise SensorError(
+            f"The state of {device.info.name} could not be read within {STATE_S:g} s.",
+            hint="The device hangs; often a restart of the machine helps. Then go on where the training stopped.",
+        ) from exc
 
 
 def measure_idle(device: Device, watch_s: float = IDLE_WATCH_S) -> float:
@@ -355,5 +370,8 @@ def measure_idle(device: Device, watch_s: float = IDLE_WATCH_S) -> float:
         device.clock.sleep(SETTLING_WAIT_S + watch_s)
         trace = meter.trace(device.clock.now_s() - watch_s)
     if len(trace) < 2:
-        raise SensorError(f"{device.info.name} gave no power reading in {watch_s:g} s.")
+        raise SensorError(
+            f"{device.info.name} gave no power reading in {watch_s:g} s.",
+            hint="The sensor hangs, or this machine is too busy to sample it.",
+        )
     return trace.energy_j / float(trace.at_s[-1] - trace.at_s[0])

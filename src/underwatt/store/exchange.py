@@ -52,6 +52,8 @@ if TYPE_CHECKING:
 KIND = "underwatt"  # under this name a JSON file says what it holds: "profile" or "plan"
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"  # of a spreadsheet or an editor
 _MOST_WHOLE = 2**63  # that a column of the store holds
+_MEND = "Export it again where it comes from, or take out what is wrong."
+_PLAN_AGAIN = "Plan again with `underwatt plan --out`."
 _INFOS: dict[str, type] = {"device": DeviceInfo, "workload": WorkloadInfo}
 
 
@@ -105,9 +107,7 @@ def plan_of(record: Mapping[str, Any], whose: str = "This file") -> Plan:
                 raise InputError(f"What {told.setting} is expected to take is missing.")  # null, and so NaN
         return plan
     except (KeyError, InputError) as exc:
-        raise InputError(
-            f"{whose} holds no whole plan ({exc}).", hint="Plan again with `underwatt plan --out`."
-        ) from exc
+        raise InputError(f"{whose} holds no whole plan ({exc}).", hint=_PLAN_AGAIN) from exc
 
 
 def read_file(path: Path, *, device_name: str = "", samples_per_epoch: float = 1.0) -> Exchanged:
@@ -118,11 +118,14 @@ def read_file(path: Path, *, device_name: str = "", samples_per_epoch: float = 1
         values = (measurement.step_s, measurement.power_w)
         if not all(0 < value < math.inf for value in values):
             raise InputError(
-                f"{path}: {measurement.setting} took {values[0]:g} s and {values[1]:g} W, which cannot be."
+                f"{path}: {measurement.setting} took {values[0]:g} s and {values[1]:g} W, which cannot be.",
+                hint=_MEND,
             )
     for run in (run for _, runs in found.convergence for run in runs):
         if not 1 <= run.batch_size < _MOST_WHOLE or abs(run.seed) >= _MOST_WHOLE or run.samples <= 0:
-            raise InputError(f"{path}: {run.samples:g} samples at batch size {run.batch_size!s:.20} cannot be.")
+            raise InputError(
+                f"{path}: {run.samples:g} samples at batch size {run.batch_size!s:.20} cannot be.", hint=_MEND
+            )
     return found
 
 
@@ -178,13 +181,13 @@ def _read_json(path: Path) -> Exchanged:
     try:
         record = json.loads(path.read_text(encoding="utf-8-sig"))
     except (OSError, ValueError, RecursionError) as exc:
-        raise InputError(f"{path} cannot be read as JSON ({exc}).") from exc
+        raise InputError(f"{path} cannot be read as JSON ({exc}).", hint=_MEND) from exc
     kind = record.get(KIND) if isinstance(record, dict) else None
     if kind == "plan":
         try:
             from_json(DeviceInfo, record["device"]), from_json(WorkloadInfo, record["workload"])
         except (KeyError, InputError) as exc:
-            raise InputError(f"{path} does not say for which device and job it is ({exc}).") from exc
+            raise InputError(f"{path} does not say for which device and job it is ({exc}).", hint=_PLAN_AGAIN) from exc
         return Exchanged(plans=[record])
     if kind == "profile":
         try:
@@ -210,7 +213,7 @@ def _grouped(
     for key, item in parsed(path, rows, lambda row: (key_of(row), item_of(row))):
         groups.setdefault(json.dumps(to_json(key)), (key, []))[1].append(item)
     if not groups:
-        raise InputError(f"{path} has a header and no rows.")
+        raise InputError(f"{path} has a header and no rows.", hint="Give a table with at least one row.")
     return [(*key, tuple(items)) for key, items in groups.values()]
 
 

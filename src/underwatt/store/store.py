@@ -19,7 +19,7 @@ from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from underwatt.errors import StoreError
+from underwatt.errors import InputError, StoreError
 from underwatt.records import (
     ConvergenceRun,
     DeviceInfo,
@@ -45,12 +45,13 @@ RETRY_S = 1.0  # how long the saver waits where it could not store
 _USABLE = (Status.OK.value, Status.THROTTLED.value)
 _MEASUREMENTS = "SELECT * FROM measurements WHERE profile_id = ? ORDER BY id"
 _PERMISSIONS = f"Check its permissions, or name another file with --store or {STORE_VARIABLE}."
+_DAMAGED = "Move it away and start a new one; it was not changed."
 _HINTS = {  # by words of SQLite's messages
     "full": "Free some space; everything stored before is intact.",
     "locked": "Another process holds it; try again when it is done.",
     "readonly": _PERMISSIONS,
     "unable to open": _PERMISSIONS,
-    "": "Move it away and start a new one; it was not changed.",  # for any other
+    "": _DAMAGED,  # for any other
 }
 _Item = TypeVar("_Item")
 
@@ -141,12 +142,12 @@ class Store:
 
     def measurements(self, profile_id: int, *, telling: bool = False) -> tuple[Measurement, ...]:
         """All measurements of a profile, oldest first; or those ``telling`` enough to plan with, where it is large."""
-        with self._connected() as connection:
+        with self._reading() as connection:
             return (_select_telling if telling else _select_measurements)(connection, profile_id)
 
     def profile(self, profile_id: int, *, telling: bool = False) -> Profile:
         """A whole profile; or with the measurements that are ``telling`` enough to plan with, where it is large."""
-        with self._connected() as connection:
+        with self._reading() as connection:
             for row in _select(connection, "SELECT * FROM profiles WHERE id = ?", profile_id):
                 found = (_select_telling if telling else _select_measurements)(connection, profile_id)
                 return Profile(*_owners(row), found)
@@ -156,18 +157,16 @@ class Store:
         """What the store holds, oldest first."""
         # One pass over the rows as they lie on disk, many times faster than to look each up in an index.
         counting = "SELECT profile_id, status, count(*) AS rows FROM measurements NOT INDEXED GROUP BY 1, 2"
-        with self._connected() as connection:
-            rows = list(_select(connection, "SELECT * FROM profiles ORDER BY id"))
-            counts = list(_select(connection, counting))
         measured: Counter[int] = Counter()
         usable: Counter[int] = Counter()
-        for count in counts:
-            measured[count["profile_id"]] += count["rows"]
-            usable[count["profile_id"]] += count["rows"] * (count["status"] in _USABLE)
-        return tuple(
-            ProfileSummary(row["id"], *_owners(row), measured[row["id"]], usable[row["id"]], row["created_at"])
-            for row in rows
-        )
+        with self._reading() as connection:
+            for count in _select(connection, counting):
+                measured[count["profile_id"]] += count["rows"]
+                usable[count["profile_id"]] += count["rows"] * (count["status"] in _USABLE)
+            return tuple(
+                ProfileSummary(row["id"], *_owners(row), measured[row["id"]], usable[row["id"]], row["created_at"])
+                for row in _select(connection, "SELECT * FROM profiles ORDER BY id")
+            )
 
     def newest_profile_id(self) -> int | None:
         """The number of the newest profile that holds something to predict from."""
@@ -212,19 +211,19 @@ class Store:
     def convergence_counts(self) -> tuple[tuple[WorkloadInfo, int], ...]:
         """Every workload that has convergence runs, and how many, oldest first."""
         query = "SELECT workload, count(*) AS runs FROM convergence_runs GROUP BY workload_id ORDER BY min(id)"
-        with self._connected() as connection:
-            rows = list(_select(connection, query))
-        return tuple((from_json(WorkloadInfo, json.loads(row["workload"])), int(row["runs"])) for row in rows)
+        with self._reading() as connection:
+            rows = _select(connection, query)
+            return tuple((from_json(WorkloadInfo, json.loads(row["workload"])), int(row["runs"])) for row in rows)
 
     def convergence(self, workload_id: str = "") -> tuple[tuple[WorkloadInfo, tuple[ConvergenceRun, ...]], ...]:
         """Every workload's convergence runs, oldest first; or those of one alone."""
         found: dict[str, tuple[str, list[ConvergenceRun]]] = {}
-        with self._connected() as connection:
+        with self._reading() as connection:
             which, values = ("WHERE workload_id = ?", (workload_id,)) if workload_id else ("", ())
             for row in _select(connection, f"SELECT * FROM convergence_runs {which} ORDER BY id", *values):  # noqa: S608
                 _, runs = found.setdefault(row["workload_id"], (row["workload"], []))
                 runs.append(from_row(ConvergenceRun, row))
-        return tuple((from_json(WorkloadInfo, json.loads(text)), tuple(runs)) for text, runs in found.values())
+            return tuple((from_json(WorkloadInfo, json.loads(text)), tuple(runs)) for text, runs in found.values())
 
     def keep_plan(self, record: Mapping[str, Any]) -> tuple[int, bool]:
         """Keep a plan as its file holds it: its number, and whether it is new."""
@@ -236,7 +235,7 @@ class Store:
 
     def plans(self) -> tuple[KeptPlan, ...]:
         """Every plan that was kept, oldest first."""
-        with self._connected() as connection:
+        with self._reading() as connection:
             return _select_plans(connection)
 
     def plan(self, plan_id: int) -> KeptPlan:
@@ -260,6 +259,15 @@ class Store:
                 self._idle.append(connection)
 
     @contextmanager
+    def _reading(self) -> Iterator[sqlite3.Connection]:
+        """A connection for rows that become records; bits of them may have changed on disk."""
+        with self._connected() as connection:
+            try:
+                yield connection
+            except (ValueError, TypeError, KeyError, RecursionError, InputError) as exc:
+                raise StoreError(f"The store {self.path} holds a damaged row ({exc}).", hint=_DAMAGED) from exc
+
+    @contextmanager
     def _writing(self) -> Iterator[sqlite3.Connection]:
         """One transaction that holds the write lock from its start, so that what it read stays true."""
         with self._connected() as connection, connection:  # the inner one commits, or rolls back
@@ -274,6 +282,8 @@ class Store:
         except sqlite3.Error as exc:
             hint = next(hint for words, hint in _HINTS.items() if words in str(exc))
             raise StoreError(f"The store {self.path} cannot be used: {exc}.", hint=hint) from exc
+        except UnicodeDecodeError as exc:
+            raise StoreError(f"The store {self.path} is damaged ({exc}).", hint=_DAMAGED) from exc
         except OSError as exc:
             hint = f"Name another file with --store or {STORE_VARIABLE}."
             raise StoreError(f"The store {self.path} cannot be used: {exc.strerror}.", hint=hint) from exc
