@@ -21,6 +21,7 @@ from random import Random
 from board_matrix import BPMP, CPU, OVERRIDE, Manners
 
 CONTROL = ".kernel"
+CONTROLS = ("state", "faults", "lag", "heat", "load", "loader", "use_gpu", "nvpmodel", "jetson_clocks", "boot")
 STATUS, CONF, RELEASE = "var/lib/nvpmodel/status", "etc/nvpmodel.conf", "etc/nv_tegra_release"
 _SENSOR = re.compile(r".*/(?:in_(?:power|current)\d_input|curr\d_input|power1_input)")
 _NO_CAP = (0, 2**31 - 1, -1)

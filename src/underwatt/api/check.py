@@ -38,9 +38,10 @@ if TYPE_CHECKING:
     from underwatt.records import DeviceInfo, Measurement
 
 SETTINGS = 12
-OPTIONS = MeasureOptions(precision=0.03, limit_s=4.0)
+OPTIONS = MeasureOptions(precision=0.05, limit_s=3.0)
+OPTIONS_SIMULATED = MeasureOptions(limit_s=120.0)  # whose time costs nothing
 FINE_S = 0.02  # between readings, where the sensor itself is looked at
-LOAD_S, FALL_S, HOLD_S = 3.0, 3.0, 2.0  # under load; after its end; at each end of a knob
+LOAD_S, FALL_S, HOLD_S = 2.0, 2.5, 1.5  # under load; after its end; at each end of a knob
 LATEST_S = 1.0
 
 
@@ -208,7 +209,8 @@ class _Check:
             self._progress("measuring settings", done=True, left_s=left_s, last=found)
 
         try:
-            run_profile(session, workload, settings, kept, options=OPTIONS, watch=watch)
+            options = OPTIONS_SIMULATED if self.device.info.in_process else OPTIONS
+            run_profile(session, workload, settings, kept, options=options, watch=watch)
         finally:
             self.measurements = tuple(kept.found)
 
@@ -226,7 +228,7 @@ class _Check:
             knobs.append(CheckedKnob(found.name, values, continuous, found.usable, found.detail, found.remedy))
         with_files = device if isinstance(device, HasKernelFiles) else None
         report = CheckReport(
-            name=info.name,
+            name=anonymous.name(info.name),
             backend=info.backend,
             simulated=info.simulated,
             power_of=info.power_of,
@@ -235,8 +237,8 @@ class _Check:
             sensors=tuple(sensors),
             stock_modes=anonymous.stock_modes,
             held=tuple(map(anonymous.text, with_files.held_by_others())) if with_files else (),
-            rails_w=dict(self._state.rails_w),
-            temperatures_c=dict(self._state.temperatures_c),
+            rails_w=anonymous.by_name(self._state.rails_w),
+            temperatures_c=anonymous.by_name(self._state.temperatures_c),
             idle_w=self.idle_w,
             load=self._load_info,
             load_w=self.load_w,

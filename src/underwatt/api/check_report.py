@@ -35,6 +35,7 @@ class Anonymous:
     """Free text without the names of people, hosts and folders, and modes without names that somebody made up."""
 
     root: str
+    numbers: tuple[str, ...]  # that tell a single device: of its serial number or its UUID
     words: tuple[str, ...]
     modes: Mapping[str, str]  # what a made-up name becomes
     stock_modes: Mapping[str, PowerMode]
@@ -45,14 +46,27 @@ class Anonymous:
         named = {name: name if mode_name(name) == name else f"CUSTOM_{at}" for at, name in enumerate(stock_modes)}
         root = info.address.partition(":")[2] if info.backend == "jetson" else ""
         modes = {name: plain for name, plain in named.items() if name != plain}
-        return cls(root.rstrip("/"), _names_here(), modes, {named[name]: mode for name, mode in stock_modes.items()})
+        whole = info.id.removesuffix(f"@{root}")
+        numbers = tuple(part for part in re.findall(r"\w{8,}", whole) if re.search(r"\d", part))
+        named_modes = {named[name]: mode for name, mode in stock_modes.items()}
+        return cls(root.rstrip("/"), numbers, _names_here(), modes, named_modes)
+
+    def name(self, name: str) -> str:
+        """What the device itself calls something, such as a rail or a zone."""
+        for number in self.numbers:
+            name = name.replace(number, "(number)")
+        return _MAC.sub("(address)", name)
+
+    def by_name(self, values: Mapping[str, float]) -> dict[str, float]:
+        """Values by such names."""
+        return {self.name(name): value for name, value in values.items()}
 
     def text(self, text: str) -> str:
         """A sentence as others may read it."""
-        text = text.replace(self.root, "") if self.root else text
+        text = self.name(text.replace(self.root, "") if self.root else text)
         for name, plain in self.modes.items():
             text = re.sub(rf"\b{re.escape(name)}(?!\w)", plain, text)
-        text = _MAC.sub("(address)", _PATH.sub("(path)", text))
+        text = _PATH.sub("(path)", text)
         for word in self.words:
             text = re.sub(rf"(?<!\w){re.escape(word)}(?!\w)", "(name)", text)
         return text

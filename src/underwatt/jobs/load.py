@@ -30,7 +30,7 @@ RESNET18 = WorkloadCost(
     state_bytes=1.788e8,
     activation_bytes_per_sample=4.70e6,
 )
-LOAD_BATCH_SIZES = (16, 64)
+LOAD_BATCH_SIZES = (8, 32)
 SCRIPT = Path(__file__).with_name("load_script.py")
 PROBE_S = 60.0  # a Nano takes a quarter of that to import PyTorch
 FIRST_STEP_S = 120.0
