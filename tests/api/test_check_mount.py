@@ -44,7 +44,9 @@ def facts(report: CheckReport) -> dict[str, Any]:
     record = json.loads(report.to_text())
     record["software"] = {"l4t": record["software"]["l4t"]}
     record["files"] = {path: text for path, text in record["files"].items() if not path.endswith(("_input", "_cnt"))}
-    record["moved"] = [(t["knob"], [(m["asked"], m["ran"]) for m in t["moves"]], t["put_back"]) for t in record["trials"]]
+    record["moved"] = [
+        (t["knob"], [(m["asked"], m["ran"]) for m in t["moves"]], t["put_back"]) for t in record["trials"]
+    ]
     kept = ("name", "backend", "power_of", "software", "knobs", "sensors", "stock_modes", "held", "files", "moved")
     return {name: record[name] for name in kept}
 
