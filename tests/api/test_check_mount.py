@@ -1,4 +1,4 @@
-"""A check of boards whose files behave as a kernel's, from outside: golden, private, interrupted, as its owner runs it."""
+"""A check of boards whose files behave as a kernel's: against a golden one, private, interrupted."""
 
 from __future__ import annotations
 

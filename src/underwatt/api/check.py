@@ -15,7 +15,7 @@ from underwatt.api.check_report import Anonymous, judge, software_of
 from underwatt.api.lookup import log_notes
 from underwatt.device.base import HasKernelFiles, HasStockModes, permitted_space
 from underwatt.drivers.check import CheckedKnob, CheckReport, KnobMove, KnobTrial, Level, SensorFigures, Verdict
-from underwatt.errors import ApplyError, DeviceBusyError, DeviceError, JournalError, SensorError, WorkloadError
+from underwatt.errors import ApplyError, DeviceBusyError, DeviceError, JournalError, WorkloadError
 from underwatt.jobs.load import LOAD_BATCH_SIZES, load_for
 from underwatt.measure.measurement import MeasureOptions
 from underwatt.measure.meter import Meter, measure_idle, read_state
@@ -182,8 +182,6 @@ class _Check:
                     ran = read_state(self.device).running.knobs().get(knob.name, math.nan)
                     settled, _ = mean_while_settling(*trace.mean_watts(), Settling())
                     moves.append(KnobMove(value, ran, changed_s - begin_s, settled.mean))
-        except SensorError:
-            raise
         except DeviceError as exc:
             note = str(exc)
         begin_s = self._clock.now_s()

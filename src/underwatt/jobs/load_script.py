@@ -26,6 +26,7 @@ def main(words: list[str]) -> int:
         has_gpu = False
     if words[0] == "--probe":
         return 0 if has_gpu else 1
+    os.nice(5)  # whoever reads the power comes first
     beats = open(os.environ["UNDERWATT_BEATS"], "w")  # noqa: SIM115, PTH123 - until the end
     step = torch_step(int(words[0])) if has_gpu else numpy_step(int(words[0]))
     while True:
