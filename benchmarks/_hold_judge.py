@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     Floats = NDArray[np.float64]
     Row = dict[str, Any]
 
-SHORT_S = 1.0  # over which energy and time above the budget are judged
-WINDOW_S, STEPS, LONGEST_S = 5.0, 5, 30.0  # over which a budget is held or not; a long wait is no long step
+SHORT_S = 1.0  # means over so long are shown too; steps of a second with pauses between are above the budget in them
+WINDOW_S, STEPS, LONGEST_S = 5.0, 5, 60.0  # over which a budget is held or not; a long wait is no long step
 TOLERANCE, MOST_OVER = 0.02, 0.01
 # What is asked of every run, and of the geometric mean of a board's runs.
 MOST_ENERGY_PCT, MOST_TIME_PCT, MOST_OVER_ORACLE = 0.5, 1.0, 1.10
@@ -57,12 +57,15 @@ def judge(drawn: Drawn, budget_w: Floats, came_s: Sequence[float], lag_s: float,
         excused |= (end_s >= moment) & (end_s < moment + lag_s)
     is_over = over_w > TOLERANCE * allowed_w
     share = shares_over(drawn, budget_w, peak=peak)
+    most_w = budget_w if peak else _windows(drawn, budget_w)[1]
+    drawn_j = drawn.energy_j[-1] - drawn.energy_j[0]
     return {
-        "energy_over_pct": 100 * float(np.maximum(over_w, 0).sum() * tick_s / (drawn.energy_j[-1] - drawn.energy_j[0])),
-        "time_over_pct": 100 * float((is_over & ~excused).mean()),
+        "energy_over_pct": 100 * float((np.maximum(share, 0) * most_w).sum() * tick_s / drawn_j),
+        "time_over_pct": 100 * float((share > (0.0 if peak else TOLERANCE)).mean()),
+        "energy_over_1s_pct": 100 * float(np.maximum(over_w, 0).sum() * tick_s / drawn_j),
+        "time_over_1s_pct": 100 * float((is_over & ~excused).mean()),
         "longest_over_s": tick_s * longest(is_over),
         "worst_over_pct": 100 * float(share.max()),
-        "over_tolerance_pct": 100 * float((share > TOLERANCE).mean()),
         "was_held": is_held(share, peak=peak),
         "readings_over": int((power_w > budget_w).sum()) if peak else None,
         "readings_over_pct": 100 * float((power_w > budget_w).mean()) if peak else None,
@@ -73,6 +76,12 @@ def shares_over(drawn: Drawn, budget_w: Floats, *, peak: bool) -> Floats:
     """How far each reading, or each mean over 5 s (five steps where those take longer), lies above what was allowed."""
     if peak:
         return np.asarray(drawn.power_w / budget_w - 1)
+    drawn_w, allowed_w = _windows(drawn, budget_w)
+    return np.asarray(drawn_w / allowed_w - 1)
+
+
+def _windows(drawn: Drawn, budget_w: Floats) -> tuple[Floats, Floats]:
+    """Mean watts over each window, and those that were allowed."""
     at_s = drawn.at_s
     ends_s = np.concatenate([[0.0], drawn.step_ends_s])
     last = np.searchsorted(ends_s, at_s, "right") - 1
@@ -81,11 +90,12 @@ def shares_over(drawn: Drawn, budget_w: Floats, *, peak: bool) -> Floats:
     allowed_j = np.concatenate([[0.0], np.cumsum(budget_w * np.diff(at_s))])
     whole = begin_s >= at_s[0]
     if not whole.any():
-        return np.array([(drawn.energy_j[-1] - drawn.energy_j[0]) / allowed_j[-1] - 1])
-    drawn_j, most_j = (
-        joules[whole] - np.interp(begin_s[whole], at_s, joules) for joules in (drawn.energy_j, allowed_j)
-    )
-    return np.asarray(drawn_j / most_j - 1)
+        begin_s, whole = np.full(len(at_s), at_s[0]), np.arange(len(at_s)) == len(at_s) - 1
+    means = [
+        (joules[whole] - np.interp(begin_s[whole], at_s, joules)) / (at_s - begin_s)[whole]
+        for joules in (drawn.energy_j, allowed_j)
+    ]
+    return means[0], means[1]
 
 
 def is_held(share: Floats, *, peak: bool) -> bool:

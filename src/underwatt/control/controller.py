@@ -282,7 +282,7 @@ class Controller(Actuator):
         if long_s is None:
             return False
         self.state = replace(self.state, observed_s=now_s)
-        self._learn_idle(known, now_s - long_s)
+        self._learn_idle(known, max(self.state.valid_s, now_s - max(long_s, self._options.idle_view_s)))
         seen = seen_steps(self._meter, now_s - long_s, self.state.room.idle_at(self.setting))
         if math.isfinite(seen.step_s):
             self.state = replace(self.state, step_time_from_s=-math.inf)
@@ -306,7 +306,6 @@ class Controller(Actuator):
         self.knowledge.saw_idle(known.setting, seen_w)
         if abs(self.state.room.idle_at(self.setting) - before_w) > self._options.idle_news * before_w:
             self._set_pace()
-            self._pacer.expect(busy_w, self.state.usual_step_s or math.nan)
 
     def _correct(self, power_w: float) -> None:
         """The device has changed: plan again with what is left of the budget."""

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from underwatt.measure.steady import SENSOR_LAG_S
 from underwatt.planning.problem import Problem, Projection, project
 from underwatt.records import Measurement, PowerMode, Setting, Status
 
@@ -214,6 +215,7 @@ def _half_width(ci95: float) -> float:
 FEWEST_READINGS = FEWEST_STEPS = 3
 MOST_PAUSED = 0.5  # mostly idle, readings say little about steps
 LEAST_PAUSED = 0.4  # mostly busy, readings say little about pauses
+WAITED = 0.03  # of the sensor's lag, what may be missing where nothing but waiting went on
 IDLE_DOUBT = 0.15  # standard deviation of what a pause draws, as a share: it hangs on the clocks
 
 
@@ -233,12 +235,20 @@ class SeenSteps:
 
 
 def seen_idle_w(meter: Meter, since_s: float, busy_w: float) -> float | None:
-    """What pauses since a moment drew, steps between them taken off; ``None`` where too little was paused to tell."""
+    """What pauses since a moment drew; ``None`` where too little was paused to tell.
+
+    Long pauses are read as they are, once the sensor shows nothing else; of short ones the steps between are taken off.
+    """
     trace = meter.trace(since_s)
-    if len(trace) < FEWEST_READINGS:
+    if len(trace) < FEWEST_READINGS or not meter.present_from(trace.at_s).all():
         return None
-    seconds, paused_s = float(trace.at_s[-1] - trace.at_s[0]), float(meter.paused_s(trace.at_s)[-1])
-    if paused_s < LEAST_PAUSED * seconds or not meter.present_from(trace.at_s).all():
+    paused = meter.paused_s(trace.at_s)
+    before = np.interp(trace.at_s - SENSOR_LAG_S, trace.at_s, paused, left=np.inf)
+    waiting = paused - before > (1 - WAITED) * SENSOR_LAG_S
+    if waiting.sum() >= FEWEST_READINGS:
+        return float(trace.power_w[waiting].mean())
+    seconds, paused_s = float(trace.at_s[-1] - trace.at_s[0]), float(paused[-1])
+    if paused_s < LEAST_PAUSED * seconds:
         return None
     return max((trace.energy_j - busy_w * (seconds - paused_s)) / paused_s, 0.0)
 

@@ -5,6 +5,9 @@ wanders far more than its joules. So steps are given a beat: the time in which t
 joules. They are learned from all that is read. What is still off goes to the debt, the joules drawn so far beyond the
 budget, which is paid back slowly against the lag of any sensor, so that nothing swings. As the debt is a sum of all
 that was read, the mean is exact in the long run.
+
+A step and the pause after it are one cycle. What a step draws is read only in part when it ends, as sensors lag, and
+the pause that pays for it is still to come: so both are judged where a cycle ends, and never in the middle of one.
 """
 
 from __future__ import annotations
@@ -23,6 +26,7 @@ if TYPE_CHECKING:
 # not saved for a later one. And what steps drew too much long ago is over. Where there are pauses, a stall may be made
 # up for, but only by so small a share above the budget that no window notices.
 CREDIT_S, PAUSING_CREDIT_S, LARGEST_DEBT_S = 0.02, 1.0, 0.3
+LARGEST_DEBT = 0.1  # or so much of the time over which it is paid back, where that is long
 MADE_UP = 0.012
 FORGIVEN_S = 0.1  # the debt that is left after a measurement that drew too much
 # Where steps as such keep the budget, a debt below this is left alone: readings are noisy.
@@ -31,6 +35,7 @@ SLACK_S = 0.02
 # joules are learned so many times slower.
 COUNTED_S, READ_S = 0.6, 3.0
 LEARNED_SLOWER, LEARNED_STEPS = 2.5, 4.0
+PAYBACK_CYCLES = 4.0  # but over so many steps with their pauses at least: what is read of one step is read in the next
 EXPECTED_S = 1.0  # what is expected of a step weighs as much as so long a time of steps that were read
 # Shorter pauses are saved up, longer ones taken in pieces: in between somebody may change the budget.
 SHORTEST_PAUSE_S, LONGEST_PAUSE_S = 0.001, 0.25
@@ -48,13 +53,15 @@ class Pacer:
         self._budget_w = math.inf
         self._cost: _StepCost | None = None
         self._blind_until_s = -math.inf
-        self._debt_j = 0.0
+        self._debt_j = self._settled_j = 0.0  # now, and when the last pause was over
+        self._elsewhere_j = 0.0  # of the debt since then, what was drawn by something else than steps
         self._last: PowerSample | None = None
         self._counted_s = now_s
         self._joules = EnergyIntegrator()
         self._paused_s = self._usual_s = self._steps = 0.0  # not matched with readings yet
         self._busy_from_s = now_s  # when the last pause ended
         self._owed_s = 0.0  # pauses that are due
+        self._cycle_s = 0.0  # what a step and its pause take
         self._absent_s = (-math.inf, -math.inf)
         self.at_ease = False  # whether the last step was followed by no pause, and none is due
         self.short_s = 0.0  # how long pauses have drawn more than the budget
@@ -66,15 +73,17 @@ class Pacer:
 
     def set_budget(self, power_w: float, idle_w: float) -> None:
         """Hold other watts from now on; a pause is expected to draw ``idle_w``."""
+        could_hold, same = self.can_hold, power_w == self._budget_w
         self._budget_w, self._idle_w = power_w, idle_w
         self.short_s = 0.0
-        self._owed_s = 0.0 if self.can_hold else math.inf
+        if not (same and could_hold and self.can_hold):  # else what is due stays due
+            self._owed_s = 0.0 if self.can_hold else math.inf
 
     def expect(self, busy_w: float | None, step_s: float = math.nan, blind_until_s: float = -math.inf) -> None:
         """Steps draw so many watts for so long from now on; until a moment, readings still tell of what was before."""
-        self._cost = None if busy_w is None else _StepCost(busy_w, step_s, self._idle_w)
+        self._cost = None if busy_w is None else _StepCost(busy_w, step_s)
         self._blind_until_s = blind_until_s if busy_w is not None else -math.inf
-        self._usual_s = self._steps = 0.0
+        self._usual_s = self._steps = self._cycle_s = 0.0
         if self._budget_w < math.inf:
             self._debt_j = max(self._debt_j, -CREDIT_S * self._budget_w)
 
@@ -91,6 +100,7 @@ class Pacer:
         self._busy_from_s = now_s
         if self._cost is not None:
             usual_s = self._cost.usual_s(steps, busy_s)
+        self._end_cycle()
         self._usual_s += usual_s
         self._steps += steps
         self.take_in()
@@ -104,6 +114,7 @@ class Pacer:
         if share == 1.0:
             self._owed_s, self.at_ease = 0.0, True
             return
+        self._cycle_s = usual_s / share / steps
         # A slow step is made up for by the next ones, but no more than one.
         self._owed_s = max(self._owed_s + usual_s / share - busy_s, -usual_s)
 
@@ -120,6 +131,7 @@ class Pacer:
 
     def skip(self, now_s: float) -> None:
         """No pause is wanted now."""
+        self._end_cycle()
         self.take_in()
         self._owed_s = 0.0
         self._busy_from_s = now_s
@@ -132,13 +144,16 @@ class Pacer:
     def _busy_share(self) -> float:
         """The share of the time that steps may take."""
         share = self._cost.share(self._budget_w, self._idle_w) if self._cost is not None else 1.0
-        debt_s = self._debt_j / self._budget_w
+        debt_s = self._settled_j / self._budget_w
         if share == 1.0 and debt_s <= SLACK_S:
             return 1.0
         # With steps that keep the budget as they are, there is nothing but the debt to pause for.
         return min(1.0, max(share * (1 - max(debt_s / self._payback_s(), -MADE_UP)), LEAST_BUSY))
 
     def _payback_s(self) -> float:
+        return max(self._lag_s(), PAYBACK_CYCLES * self._cycle_s)
+
+    def _lag_s(self) -> float:
         return COUNTED_S if self._last is not None and self._last.energy_j is not None else READ_S
 
     def take_in(self) -> None:
@@ -172,17 +187,29 @@ class Pacer:
         self.short_s = self.short_s + seconds if short else 0.0
         elsewhere = before.at_s < self._absent_s[1] and after.at_s > self._absent_s[0]
         cost = self._cost
-        pausing = cost is not None and cost.share(self._budget_w, self._idle_w) < 1
         if cost is not None and not elsewhere:
             if before.at_s < self._blind_until_s:
                 drawn_j = cost.busy_w * (seconds - paused_s) + self._idle_w * paused_s
             else:
                 # Where steps are long, some of them must be seen before the earlier ones are forgotten.
-                weight = min(seconds / (LEARNED_SLOWER * self._payback_s()), steps / LEARNED_STEPS)
-                cost.learn(drawn_j - self._idle_w * seconds, usual_s, weight)
-        least_j = -(PAUSING_CREDIT_S if pausing else CREDIT_S) * self._budget_w
-        most_j = math.inf if elsewhere else max(LARGEST_DEBT_S * self._budget_w, self._debt_j)
-        self._debt_j = min(max(self._debt_j + drawn_j - self._budget_w * seconds, least_j), most_j)
+                weight = min(seconds / (LEARNED_SLOWER * self._lag_s()), steps / LEARNED_STEPS)
+                cost.learn(drawn_j, seconds, usual_s, weight)
+        over_j = drawn_j - self._budget_w * seconds
+        self._debt_j += over_j
+        self._elsewhere_j += over_j if elsewhere else 0.0
+
+    def _end_cycle(self) -> None:
+        """A step and its pause are over: learn from them, and keep the debt within its bounds."""
+        cost = self._cost
+        if cost is not None:
+            cost.fold()
+        if self._budget_w < math.inf:
+            pausing = cost is not None and cost.share(self._budget_w, self._idle_w) < 1
+            least_j = -(PAUSING_CREDIT_S if pausing else CREDIT_S) * self._budget_w
+            most_s = max(LARGEST_DEBT_S, LARGEST_DEBT * self._payback_s())
+            most_j = max(most_s * self._budget_w, self._settled_j + max(self._elsewhere_j, 0.0))
+            self._debt_j = min(max(self._debt_j, least_j), most_j)
+        self._settled_j, self._elsewhere_j = self._debt_j, 0.0
 
 
 def can_hold(budget_w: float, idle_w: float) -> bool:
@@ -196,23 +223,36 @@ class _StepCost:
     Where it is not known how long a step usually takes, the joules of a second of steps are learned instead.
     """
 
-    def __init__(self, busy_w: float, step_s: float, idle_w: float) -> None:
+    def __init__(self, busy_w: float, step_s: float) -> None:
         self.busy_w, self._step_s = busy_w, step_s
         self._unit_s = step_s if step_s > 0 else 1.0
         self._units = max(1.0, EXPECTED_S / self._unit_s)
-        self._units_j = self._units * self._unit_s * (busy_w - idle_w)
+        self._seconds = self._units * self._unit_s  # pauses included
+        self._joules = busy_w * self._seconds
+        self._news = [0.0, 0.0, 0.0, 0.0]  # of the cycle under way
 
     def usual_s(self, steps: float, busy_s: float) -> float:
         """How long so many steps usually take, where these took ``busy_s``."""
         return steps * self._step_s if self._step_s > 0 else busy_s
 
-    def learn(self, seen_j: float, usual_s: float, weight: float) -> None:
-        """So many joules for steps that usually take so long were read; ``weight`` says how much that is to learn."""
+    def learn(self, joules: float, seconds: float, usual_s: float, weight: float) -> None:
+        """So many joules in so long a time were read, with steps that usually take so long.
+
+        ``weight`` says how much that is to learn.
+        """
+        news = (joules, seconds, usual_s / self._unit_s, weight)
+        self._news = [before + more for before, more in zip(self._news, news, strict=True)]
+
+    def fold(self) -> None:
+        """A cycle is over: what was read in it counts from now on."""
+        joules, seconds, units, weight = self._news
         keep = math.exp(-weight)
-        self._units_j = keep * self._units_j + seen_j
-        self._units = keep * self._units + usual_s / self._unit_s
+        self._joules = keep * self._joules + joules
+        self._seconds = keep * self._seconds + seconds
+        self._units = keep * self._units + units
+        self._news = [0.0, 0.0, 0.0, 0.0]
 
     def share(self, budget_w: float, idle_w: float) -> float:
-        """The share of the time that steps may take, as long as they usually do."""
-        left_j = (budget_w - idle_w) * self._unit_s * self._units
-        return 1.0 if self._units_j <= left_j else left_j / self._units_j
+        """The share of the time that steps may take, as long as they usually do, where waiting draws ``idle_w``."""
+        steps_j, left_j = self._joules - idle_w * self._seconds, (budget_w - idle_w) * self._unit_s * self._units
+        return 1.0 if steps_j <= left_j else left_j / steps_j

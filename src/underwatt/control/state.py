@@ -72,6 +72,7 @@ class ControlOptions:
     rough: float = 0.05  # half width of the intervals that suffices to rule a setting out
     clearly_over: float = 0.05  # a setting under measurement that is above the budget by this share is given up
     idle_news: float = 0.05  # what pauses draw is told to the pacer where it has changed by this share
+    idle_view_s: float = 15.0  # pauses may be far apart where a step takes long
     short_of_s: float = 4.0  # pauses that draw more than the budget for so long do not help
     silent_s: float = 1.0  # without a reading for so long, the sensor counts as lost
     lost_s: float = 10.0  # a sensor may be silent for so long

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from underwatt.measure.meter import Meter
 
 TOLERANCE = 0.02  # a mean that is above the budget by less is within what sensors and pacing resolve
-WINDOW_STEPS = 5.0
+WINDOW_STEPS = 5
 LONGEST_GAP_S = 5.0  # a reading says nothing about more time before it
 FULL = 0.8  # a window that readings cover to this share is judged
 
@@ -90,7 +90,7 @@ class Judge:
         self.verdict = before or Verdict()
         self.over = 0.0
         self._bound = Bound()
-        self._step_s = 0.0
+        self._steps_s: deque[float] = deque(maxlen=WINDOW_STEPS)
         self._window: deque[tuple[Second, float]] = deque()  # with the watts that were in force
         # After a fall of the budget the sensor shows for a while what was before, which the watts before it bound.
         self._fallen_from_w = self._excused_until_s = -math.inf
@@ -106,8 +106,8 @@ class Judge:
             self._excused_until_s = at_s + SENSOR_LAG_S
 
     def steps_take(self, seconds: float) -> None:
-        """So long a step takes, with the pause after it."""
-        self._step_s = seconds
+        """So long a step took, with the pause before it."""
+        self._steps_s.append(seconds)
 
     def take(self, second: Second) -> None:
         """Judge one more second."""
@@ -138,7 +138,7 @@ class Judge:
         if bound.is_peak:
             self._window.clear()
             return second.max_w / bound.power_w - 1
-        window_s = max(bound.window_s, WINDOW_STEPS * self._step_s)
+        window_s = max(bound.window_s, sum(self._steps_s))
         begin_s = second.end_s - window_s
         while self._window[0][0].end_s <= begin_s:
             self._window.popleft()
@@ -201,7 +201,7 @@ class LiveJudge:
         self._judge.budget(now_s - self._begun_s, bound)
 
     def steps_take(self, seconds: float) -> None:
-        """So long a step takes, with the pause after it."""
+        """So long a step took, with the pause before it."""
         self._judge.steps_take(seconds)
 
     def because(self, why: str) -> None:

@@ -41,6 +41,7 @@ LEAST_GAIN = 0.005
 LIKELY = 0.7
 # A candidate with less chance to fit than this is given up.
 HOPELESS = 0.01
+NEAR_LOWEST = 0.08  # in log watts
 # A candidate so many standard deviations behind gains nothing.
 FURTHEST = 30.0
 # Chosen with benchmarks/speed.py: where there are more candidates than this, only those with a prospect are thought
@@ -267,6 +268,15 @@ class Search:
             doubt = SURE_OF_PEAK * np.maximum(outlook.drawn_std, LEAST_DOUBT)
         return np.asarray(np.minimum(outlook.log_drawn_w + doubt, highest_log_w) <= self._most_log_w)
 
+    def _lowest(self, outlook: Outlook, prediction: Prediction) -> int:
+        """The candidate that draws least; while a budget must hold, of those that draw about as little the one with the
+        shortest steps, as nothing can be done about the watts of a step before it ends."""
+        least = int(np.argmin(outlook.log_drawn_w))
+        if not self.safe:
+            return least
+        about_as_little = outlook.log_drawn_w <= outlook.log_drawn_w[least] + NEAR_LOWEST
+        return int(np.argmin(np.where(about_as_little, prediction.log_step_s, np.inf)))
+
     def _next(
         self, problem: Problem, prediction: Prediction, open_rows: NDArray[np.bool_], highest_log_w: Floats
     ) -> tuple[int | None, str]:
@@ -277,7 +287,7 @@ class Search:
             open_rows = open_rows & self._surely_fit(outlook, highest_log_w)
         if best is None:
             chance = float(np.where(open_rows, outlook.chance_to_fit(problem.budget), 0.0).max())
-            lowest = int(np.argmin(outlook.log_drawn_w))
+            lowest = self._lowest(outlook, prediction)
             if chance >= HOPELESS:
                 return safest_fast(problem, outlook, open_rows, self.caution), "to find a setting that fits"
             if every_open[lowest]:
