@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from underwatt.demo.job import RESNET18
 from underwatt.drivers.virtual.board_specs import BOARDS
 from underwatt.drivers.virtual.simulated_board import VirtualBoard
 from underwatt.errors import OutOfMemoryError
+from underwatt.jobs.load import RESNET18
 
 if TYPE_CHECKING:
     from underwatt.records import PowerMode

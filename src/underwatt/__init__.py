@@ -17,6 +17,7 @@ if TYPE_CHECKING:
         report_figures as report_figures,
         run as run,
     )
+    from underwatt.api.check import check as check
     from underwatt.api.decide import check_forecast as check_forecast, forecast as forecast, plan as plan
     from underwatt.api.lookup import export as export, import_file as import_file
     from underwatt.budget import Budget as Budget, Schedule as Schedule
@@ -47,6 +48,7 @@ _HOMES = {
     "adapters.transformers": ("TransformersCallback",),
     "adapters.tuner": ("Tuner", "tune"),
     "api": ("converge", "profile", "read_run", "report", "report_figures", "run"),
+    "api.check": ("check",),
     "api.decide": ("check_forecast", "forecast", "plan"),
     "api.lookup": ("export", "import_file"),
     "budget": ("Budget", "Schedule"),

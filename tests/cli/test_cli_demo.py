@@ -16,13 +16,14 @@ from underwatt.budget import Schedule
 from underwatt.cli.demo import Story, say_results, searched
 from underwatt.demo import job as demo_job
 from underwatt.demo.board import Bench, Joules, budgets_w
-from underwatt.demo.job import RESNET18, digits
+from underwatt.demo.job import digits
 from underwatt.demo.rivals import Choice, Rivals, passed
 from underwatt.device.registry import open_device
 from underwatt.drivers.virtual.device import VirtualJetson
 from underwatt.events import BudgetChanged, Expected, Planned, Scored
 from underwatt.jobs.cost import count_cost
 from underwatt.jobs.job_address import load_job
+from underwatt.jobs.load import RESNET18
 from underwatt.planning.problem import Projection
 from underwatt.planning.search import SearchResult
 from underwatt.records import Measurement, PowerMode, Setting, Status

@@ -50,7 +50,10 @@ class Mount:
         self.root = root
 
     def tell(self, name: str, text: str = "1") -> None:
-        """Make the world do something: ``heat``, ``load``, ``use_gpu``, ``nvpmodel``, ``jetson_clocks``, ``boot``."""
+        """Make the world do something: ``heat``, ``load``, ``use_gpu``, ``nvpmodel``, ``jetson_clocks``, ``boot``.
+
+        ``loader``: be under load while a process runs that has this word in its command line.
+        """
         (self.root / CONTROL / name).write_text(text)
 
     def state(self) -> str:

@@ -45,8 +45,8 @@ def test_a_plan_is_taken_as_it_is(tmp_path: Path, encoding: str) -> None:
     [
         ('{"underwatt": "plan"}', "for which device"),
         (json.dumps({**PLAN, "device": {"name": "only"}}), "for which device"),
-        (json.dumps({**PLAN, "underwatt": "recipe"}), "no profile and no plan"),
-        ('{"a": 1}', "no profile and no plan"),
+        (json.dumps({**PLAN, "underwatt": "recipe"}), "no profile, no plan and no check"),
+        ('{"a": 1}', "no profile, no plan and no check"),
         ("{", "cannot be read as JSON"),
         ('{"a": ' + "[" * 20_000, "cannot be read as JSON"),
         (json.dumps({**PLAN, "underwatt": "profile"}), "damaged profile"),

@@ -20,6 +20,10 @@ from underwatt.errors import InputError, UnderwattError
 # Which module holds a command, and its help. Only that module is imported, and none for the list of commands, so that
 # `underwatt restore` does not wait for a database, nor `underwatt --help` for anything.
 COMMANDS = {
+    "check": (
+        "check",
+        "Check a board or GPU: what it can do, whether it is ready, and one file about it that you can send to us.",
+    ),
     "devices": ("devices", "Show what is here, what can be read and set, and what would permit the rest."),
     "set": ("devices", "Set a power mode and leave it so; `underwatt restore` brings back what was there before."),
     "restore": ("devices", "Put back whatever a killed session or `underwatt set` left changed."),
@@ -54,6 +58,7 @@ COMMANDS = {
 # \b keeps the lines as they are.
 EXAMPLE = """\b
 In order, for a job written as train.py:job (none at hand: `underwatt demo`):
+  underwatt check                          is all well? what can it do?
   underwatt devices                        what is here, what may be set
   underwatt profile train.py:job           step time and watts of settings
   underwatt converge train.py:job          samples to target by batch size

@@ -13,11 +13,12 @@ from underwatt.api.lookup import every_setting, spread_settings
 from underwatt.budget import Budget, Schedule
 from underwatt.control.live_budget import LiveBudget
 from underwatt.control.measured_search import measure_as_you_go
-from underwatt.demo.job import BATCH_SIZES, RESNET18
+from underwatt.demo.job import BATCH_SIZES
 from underwatt.device.session import Session
 from underwatt.drivers.virtual.device import VirtualJetson, open_virtual
 from underwatt.events import BudgetChanged, Started
 from underwatt.jobs.job import Effort
+from underwatt.jobs.load import RESNET18
 from underwatt.jobs.runs import Run, RunOptions
 from underwatt.jobs.training import Training
 from underwatt.jobs.training_loop import train_under_budget

@@ -6,22 +6,10 @@ from typing import TYPE_CHECKING, Any
 
 from underwatt._imports import require
 from underwatt.jobs.job import Job
-from underwatt.records import WorkloadCost
 
 if TYPE_CHECKING:
     from torch import nn
 
-# ResNet18 at 32×32 with AdamW, as `underwatt.jobs.cost` counts it.
-RESNET18 = WorkloadCost(
-    flops_per_sample=3.329e9,
-    bytes_per_sample=4.30e7,
-    bytes_per_step=1.073e9,
-    kernels_per_step=177,
-    load_bytes_per_sample=1.23e4,
-    parameters=1.1174e7,
-    state_bytes=1.788e8,
-    activation_bytes_per_sample=4.70e6,
-)
 BATCH_SIZES = (8, 16, 32, 64, 128)
 TARGET = 0.9
 PAPER_LR = 5e-4

@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from underwatt.demo.board import EVALUATE_EVERY, LIMIT, Bench, Joules, Result
-from underwatt.demo.job import BATCH_SIZES, RESNET18
+from underwatt.demo.job import BATCH_SIZES
 from underwatt.device.session import Session
 from underwatt.errors import BudgetError
 from underwatt.jobs.job import Effort
+from underwatt.jobs.load import RESNET18
 from underwatt.jobs.training import Training
 from underwatt.rivals.choices import Table, largest_batch, oracle
 from underwatt.rivals.compare import truth_of

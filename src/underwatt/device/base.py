@@ -84,6 +84,17 @@ class SeesForeignChanges(Protocol):
         """What others have changed since it was set here, in sentences, each said once."""
 
 
+@runtime_checkable
+class HasKernelFiles(Protocol):
+    """A device that is read and set by files, which a check may show to others."""
+
+    def kernel_files(self) -> Mapping[str, str]:
+        """The texts of these files by path; nothing in them tells one device from the next of its kind."""
+
+    def held_by_others(self) -> tuple[str, ...]:
+        """What others than a session hold of it now, such as clocks that a vendor's tool has pinned, in sentences."""
+
+
 class Backend(Protocol):
     """A kind of device: found through the entry point group ``underwatt.devices``."""
 

@@ -21,26 +21,22 @@ if TYPE_CHECKING:
     from underwatt.records import Measurement, WorkloadCost
 
 
-class ReplayDevice:
-    """Measurements that can be asked again."""
+class RecordedDevice:
+    """Measurements that can be asked again; modes of its space that were not measured can be set, and not run."""
 
     recorded_power = True
 
-    def __init__(self, measurements: Sequence[Measurement], *, name: str, address: str) -> None:
+    def __init__(self, info: DeviceInfo, measurements: Sequence[Measurement], space: ModeSpace) -> None:
         from underwatt.drivers.virtual.simulated_board import (
             VirtualClock,  # here, so that looking for devices stays light
         )
 
         # Of a setting that was measured again the last answer counts, but none counts less than a failure.
         self._by_setting = {m.setting: m for m in sorted(measurements, key=lambda m: m.usable)}
-        if not any(m.usable for m in measurements):
-            raise InputError(f"{name} holds no usable measurement to replay.")
         self.clock = VirtualClock()
-        self.info = DeviceInfo(
-            backend="replay", name=f"{name} (replayed)", id=address, address=address, simulated=True, in_process=True
-        )
-        self.space = ModeSpace.of_modes(setting.mode for setting in self._by_setting)
-        first = next(m.setting for m in measurements if m.usable)
+        self.info = info
+        self.space = space
+        first = next((m.setting for m in measurements if m.usable), Setting(space.highest, 1))
         self._mode, self._batch_size = first.mode, first.batch_size
 
     @property
@@ -97,6 +93,18 @@ class ReplayDevice:
 
     def close(self) -> None:
         """Nothing to let go of."""
+
+
+class ReplayDevice(RecordedDevice):
+    """A table of measurements."""
+
+    def __init__(self, measurements: Sequence[Measurement], *, name: str, address: str) -> None:
+        if not any(m.usable for m in measurements):
+            raise InputError(f"{name} holds no usable measurement to replay.")
+        info = DeviceInfo(
+            backend="replay", name=f"{name} (replayed)", id=address, address=address, simulated=True, in_process=True
+        )
+        super().__init__(info, measurements, ModeSpace.of_modes(m.setting.mode for m in measurements))
 
 
 class ReplayBackend:

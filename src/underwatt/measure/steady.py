@@ -60,10 +60,14 @@ class Settling:
     def __init__(self) -> None:
         self.log_prior = np.full(len(SETTLING_TIMES_S), -math.log(len(SETTLING_TIMES_S)))
 
+    @property
+    def typical_s(self) -> float:
+        """The time constant with which readings follow a change, as far as it is known."""
+        return float(np.exp(self.log_prior) @ SETTLING_TIMES_S)
+
     def seconds(self, step_w: float, power_w: float) -> float:
         """How long after a change of power readings still differ from it noticeably."""
-        typical_s = float(np.exp(self.log_prior) @ SETTLING_TIMES_S)
-        return typical_s * max(1.0, math.log(max(abs(step_w), 1e-9) / (2 * SETTLED * power_w)))
+        return self.typical_s * max(1.0, math.log(max(abs(step_w), 1e-9) / (2 * SETTLED * power_w)))
 
     def learn(self, log_likelihood: NDArray[np.float64]) -> None:
         """Take in how well each settling time explained one more measurement."""

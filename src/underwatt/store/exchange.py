@@ -8,6 +8,7 @@
 | Zeus power trace | ``power_limit`` and ``time_per_epoch`` | a profile for each dataset, network and optimizer |
 | Zeus train trace | ``target_metric`` and ``target_epoch`` | convergence runs for each of the same |
 | a profile with its convergence runs, a plan | JSON: ``"underwatt"`` says which | as exported |
+| a check | the same | a profile of the settings that it measured, on the device ``check:FILE`` |
 
 Zeus counts epochs, not samples: an epoch is taken as ``samples_per_epoch`` samples. Where that is not given an epoch
 counts as one sample, which changes no comparison between settings of the same workload.
@@ -25,6 +26,7 @@ from importlib import resources
 from typing import TYPE_CHECKING, Any
 
 from underwatt.csv_tables import NATIVE_MARK, cells_reader, parsed, positive, read_measurements, read_rows
+from underwatt.drivers.check import KIND as CHECK_KIND, checked_profile
 from underwatt.errors import InputError
 from underwatt.planning.choice import Plan
 from underwatt.records import (
@@ -49,7 +51,7 @@ if TYPE_CHECKING:
     from underwatt.csv_tables import Rows
     from underwatt.rivals.compare import Alternative
 
-KIND = "underwatt"  # under this name a JSON file says what it holds: "profile" or "plan"
+KIND = "underwatt"  # under this name a JSON file says what it holds: "profile", "plan" or "check"
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"  # of a spreadsheet or an editor
 _MOST_WHOLE = 2**63  # that a column of the store holds
 _MEND = "Export it again where it comes from, or take out what is wrong."
@@ -189,6 +191,8 @@ def _read_json(path: Path) -> Exchanged:
         except (KeyError, InputError) as exc:
             raise InputError(f"{path} does not say for which device and job it is ({exc}).", hint=_PLAN_AGAIN) from exc
         return Exchanged(plans=[record])
+    if kind == CHECK_KIND:
+        return Exchanged(profiles=[checked_profile(path)])
     if kind == "profile":
         try:
             runs = from_json(tuple[ConvergenceRun, ...], record["convergence"], "convergence")
@@ -197,8 +201,8 @@ def _read_json(path: Path) -> Exchanged:
             raise InputError(f"{path} is a damaged profile ({exc}).", hint="Export it again.") from exc
         return Exchanged(profiles=[profile], convergence=[(profile.workload, runs)] if runs else [])
     raise InputError(
-        f"{path} is no profile and no plan of Underwatt's.",
-        hint="`underwatt store export` and `underwatt plan --out` write such files.",
+        f"{path} is no profile, no plan and no check of Underwatt's.",
+        hint="`underwatt store export`, `underwatt plan --out` and `underwatt check` write such files.",
     )
 
 

@@ -23,6 +23,7 @@ from underwatt.drivers.jetson.board_facts import (
     release_major,
     serial_number,
 )
+from underwatt.drivers.jetson.kernel_files import collect, held_by_others
 from underwatt.drivers.jetson.knobs import (
     CAP_FILES,
     DEBUGFS,
@@ -157,6 +158,14 @@ class JetsonDevice:
     def foreign_changes(self) -> tuple[str, ...]:
         """What others have changed since it was set here, each said once; cheap enough for every few seconds."""
         return self._pinned.foreign_changes(self._mode_id())
+
+    def kernel_files(self) -> dict[str, str]:
+        """The files that tell what this board can do, and nothing of whose it is."""
+        return collect(self._sysfs, self._conf)
+
+    def held_by_others(self) -> tuple[str, ...]:
+        """Clocks that are pinned, idle states that are off, the fan, and services that may change them."""
+        return held_by_others(self._sysfs, self.kernel_files())
 
     def close(self) -> None:
         """Nothing is held open."""
