@@ -24,8 +24,8 @@ class Load:
     def __init__(self, *, counter: bool, lag_s: float = 0.0) -> None:
         self.clock = VirtualClock()
         self.info = DeviceInfo("made up", "made-up load", "load", "load")
-        self.drawn_w, self.energy_j = 0.0, 0.0
-        self._counter, self._lag_s, self._shown_w = counter, lag_s, 0.0
+        self.drawn_w, self.energy_j = 1.0, 0.0
+        self._counter, self._lag_s, self._shown_w = counter, lag_s, self.drawn_w
         self.clock.on_move(self._live)
 
     def _live(self, seconds: float) -> None:
