@@ -5,8 +5,8 @@
 Each virtual board, and each board of the matrix (``tests/helpers/board_matrix.py``) that is mounted through FUSE with
 the manners of its release's kernel, is checked as its owner would, by the command. A row has the seconds it took, the
 size of its file, the settings measured, whether the board was as before, and of how many budgets the plan from the
-file, opened as a device, chooses the setting that the plan from the board itself chooses. On a mounted board the load runs on this
-machine's CPU, and the board's watts follow it: what is timed is the check, not a board.
+file, opened as a device, chooses the setting that the plan from the board itself chooses. On a mounted board the load
+runs on this machine's CPU, and the board's watts follow it: what is timed is the check, not a board.
 """
 
 from __future__ import annotations

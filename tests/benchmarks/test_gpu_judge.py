@@ -23,8 +23,8 @@ BUDGETS = [BudgetChanged(at_s=0.0, power_w=300.0), BudgetChanged(at_s=50.0, powe
 
 def moves(path: Path, watts: Callable[[float], float], late: tuple[int, ...] = ()) -> _gpu_judge.Counter:
     """A counter that moves ten times a second; where it was looked at late, its moment is a tenth of a second off."""
-    at_s = np.arange(1000.0, 1100.0, 0.1)
-    drawn_j = np.cumsum([0.1 * watts(at - 1000.0) for at in at_s])
+    at_s = 1000.0 + np.arange(1000) / 10
+    drawn_j = np.cumsum([0.1 * watts(at - 1000.05) for at in at_s])  # each in the middle of its tenth of a second
     gaps_s = np.where(np.isin(np.arange(len(at_s)), late), 0.1, 0.005)
     shown_s = at_s + np.where(gaps_s > 0.05, 0.1, 0.0)
     rows = zip(shown_s.tolist(), drawn_j.tolist(), gaps_s.tolist(), strict=True)

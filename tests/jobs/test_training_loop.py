@@ -3,6 +3,7 @@ from __future__ import annotations
 import os
 import signal
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -106,8 +107,8 @@ def test_an_interrupted_test_of_the_model_is_made_again(tmp_path: Path, monkeypa
     train(tmp_path / "whole", job, limit=800)
     real = Training.evaluate
 
-    def interrupted(self: Training) -> float:
-        real(self)
+    def interrupted(self: Training, *how: Any) -> float:
+        real(self, *how)
         raise KeyboardInterrupt
 
     monkeypatch.setattr(Training, "evaluate", interrupted)
@@ -159,7 +160,7 @@ def test_out_of_memory_does_the_samples_again_in_smaller_batches(tmp_path: Path)
     after: list[int] = []
     job = blobs(target=1.01, batch_sizes=(8, 32))
     with happening(memory), pytest.raises(KeyboardInterrupt):
-        train(tmp_path / "run", job, limit=20_000, watch=fill)
+        train(tmp_path / "run", job, limit=200_000, every=20_000, watch=fill)
     assert full[0], "a large batch was tried"
     assert state_in(tmp_path / "run")["samples"] == len(trained_on)
     passes = [trained_on[begin : begin + 256] for begin in range(0, len(trained_on), 256)]

@@ -18,7 +18,6 @@ from underwatt.control.headroom import LevelSearch
 from underwatt.control.knowledge import mean_reading_w, seen_idle_w, seen_steps
 from underwatt.control.pacer import LONGEST_PAUSE_S
 from underwatt.control.state import Excess, Phase, SensorFinding
-from underwatt.control.verdict import TOLERANCE
 from underwatt.errors import OutOfMemoryError, SensorError
 from underwatt.events import BudgetChanged, Measured
 from underwatt.measure.measurement import Measuring
@@ -37,6 +36,8 @@ if TYPE_CHECKING:
 
 # A setting that fits is left for a better one only where that is worth the change.
 WORTH_A_CHANGE = 0.01
+MOST_IN_VAIN = 2  # checks of a device that had not changed, in one search: it is the prediction that errs
+ROUGH = 0.05  # how well the power of a single step is known
 
 
 class Controller(Actuator):
@@ -57,7 +58,7 @@ class Controller(Actuator):
         self._search = LevelSearch(self.state.room, self._options, known, references)
         self.measuring: Measuring | None = None  # which something other than steps would blur
         self._doubted: Measurement | None = None  # until a known setting was measured again
-        self._is_over = False
+        self._may_refuse, self._in_vain = True, 0  # a budget that nothing keeps, at the start only; checks in vain
         self._stepped_s = self._now_s()
         self._other_from_s: float | None = None  # since when something goes on that is no step
 
@@ -202,19 +203,12 @@ class Controller(Actuator):
     def _hear_verdict(self, now_s: float) -> None:
         """Say at once when the budget is not held, and when it is again; *holding* means that it is."""
         self.judge.catch_up()
-        over, peak = self.judge.over, self._live.budget.watts is Watts.PEAK
-        is_over = over > (0.0 if peak else TOLERANCE)
-        if is_over and not self._is_over:
-            what = "the highest reading of the last second" if peak else "the mean of the last seconds"
-            drawn_w = self.budget_w * (1 + over)
-            self._note("warning", f"Over the budget: {what} is {drawn_w:.2f} W, {self.budget_w:g} W are allowed.")
-        elif self._is_over and not is_over:
-            self._note("info", f"Within the budget of {self.budget_w:g} W again.")
-        self._is_over = is_over
-        if is_over and self.phase is Phase.HOLDING:
+        if news := self.judge.news(self.budget_w):
+            self._note(*news)
+        if self.judge.is_over and self.phase is Phase.HOLDING:
             self.state = replace(self.state, phase=Phase.CORRECTING)
             self._say_setting("above the budget")
-        elif control.is_back(self.state, now_s, over, self._options) and self._pacer.can_hold:
+        elif control.is_back(self.state, now_s, self.judge.over, self._options) and self._pacer.can_hold:
             self.state = replace(self.state, phase=Phase.HOLDING)
             self._say_setting("within the budget again")
 
@@ -241,7 +235,9 @@ class Controller(Actuator):
         room, watts = self.state.room, self.budget_w
         if room is before.room:
             return
-        if math.isnan(before.room.budget_w):
+        is_first = math.isnan(before.room.budget_w)
+        self._may_refuse = self._may_refuse and is_first
+        if is_first:
             room.check(watts)
         elif not room.can_wait(watts):
             self._note("warning", f"Waiting alone draws more than {watts:g} W: training waits until more is allowed.")
@@ -386,8 +382,12 @@ class Controller(Actuator):
         if found is None and not over_w:
             return
         setting, self.measuring = self.measuring.setting, None
-        if found is None:  # not even two steps: it is not asked for again at this level
-            self._search.tell(Measurement(setting, status=Status.FAILED))
+        if found is None:  # given up after one step: enough for the search to know better, and for nobody else
+            step_s = now_s - self.state.changed_s
+            rough = Measurement(
+                setting, step_s, over_w, over_w, step_s_ci95=step_s, power_w_ci95=ROUGH * over_w, steps=1
+            )
+            self._search.tell(self.knowledge.drift.seen_from(rough))
         else:
             found = replace(found, power_w=max(found.power_w, over_w), cost_s=now_s - self.state.changed_s)
             self._pacer.measured(found.power_w, found.step_s, forgive=room.has_knobs)
@@ -411,12 +411,14 @@ class Controller(Actuator):
                 self._tell(Measured(measurement=found))
                 self._tell(Measured(measurement=doubted))
             else:
+                self._in_vain += 1
                 self.knowledge.observe(found.setting, found.power_w, found.step_s, found.window_s)
                 self._tell(Measured(measurement=self.knowledge.drift.marked(found)))
                 self._take(doubted)
             return False
         best = self.knowledge.best(self.state.room.problem())
-        if best and found.usable and self.state.room.has_knobs and self._search.is_surprised_by(found):
+        may_check = found.usable and self.state.room.has_knobs and self._in_vain < MOST_IN_VAIN
+        if best and may_check and self._search.is_surprised_by(found):
             self._doubted = found
             if self._use(best.measurement.setting, Phase.SEARCHING, "to see whether the device has changed"):
                 return True
@@ -479,6 +481,7 @@ class Controller(Actuator):
                 return
         self._check_found()
         self._search.ends(self.state.room)
+        self._may_refuse, self._in_vain = False, 0
         self._use_best(Phase.HOLDING, "the best that was measured")
         if self.setting is not None and (plan := self.state.room.planned(self.setting)):
             self._tell(plan)
@@ -491,7 +494,7 @@ class Controller(Actuator):
             return
         if room.can_pause and not room.has_knobs:
             self._note("warning", "One step draws much of what 5 s allow: the mean swings. Offer smaller batch sizes.")
-        elif self._search.done_w:
-            self._note("warning", error.message)
-        else:
+        elif self._may_refuse:
             raise error
+        else:
+            self._note("warning", error.message)

@@ -176,11 +176,26 @@ class LiveJudge:
         self._read_s = begun_s if newest is None else newest.at_s
         self._seconds = Seconds(self._read_s - begun_s)
         self._why = ""
+        self._is_peak = self._was_over = False
 
     @property
     def over(self) -> float:
         """How far the last window lies above the budget, as a share of it; negative below."""
         return self._judge.over
+
+    @property
+    def is_over(self) -> bool:
+        """Whether that is more than may be."""
+        return self.over > (0.0 if self._is_peak else TOLERANCE)
+
+    def news(self, budget_w: float) -> tuple[str, str] | None:
+        """A note, with its level, where the budget has begun to be exceeded since the last time, or is held again."""
+        was_over, self._was_over = self._was_over, self.is_over
+        if self.is_over and not was_over:
+            what = "the highest reading of the last second" if self._is_peak else "the mean of the last seconds"
+            drawn_w = budget_w * (1 + self.over)
+            return "warning", f"Over the budget: {what} is {drawn_w:.2f} W, {budget_w:g} W are allowed."
+        return ("info", f"Within the budget of {budget_w:g} W again.") if was_over and not self.is_over else None
 
     @property
     def verdict(self) -> Verdict:
@@ -197,11 +212,14 @@ class LiveJudge:
     def budget(self, now_s: float, budget: Budget, power_w: float) -> None:
         """Other watts hold from now on."""
         self.end()
-        bound = Bound(power_w, budget.watts is Watts.PEAK, budget.window_s or DEFAULT_WINDOW_S)
+        self._is_peak = budget.watts is Watts.PEAK
+        bound = Bound(power_w, self._is_peak, budget.window_s or DEFAULT_WINDOW_S)
         self._judge.budget(now_s - self._begun_s, bound)
 
     def steps_take(self, seconds: float) -> None:
         """So long a step took, with the pause before it."""
+        if seconds > 1.0:  # what was read in it is judged over the steps before it
+            self.catch_up()
         self._judge.steps_take(seconds)
 
     def because(self, why: str) -> None:

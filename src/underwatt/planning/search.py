@@ -42,6 +42,7 @@ LIKELY = 0.7
 # A candidate with less chance to fit than this is given up.
 HOPELESS = 0.01
 NEAR_LOWEST = 0.08  # in log watts
+LONGEST_TRIED_S = 5.0  # or twice the shortest step
 # A candidate so many standard deviations behind gains nothing.
 FURTHEST = 30.0
 # Chosen with benchmarks/speed.py: where there are more candidates than this, only those with a prospect are thought
@@ -268,14 +269,19 @@ class Search:
             doubt = SURE_OF_PEAK * np.maximum(outlook.drawn_std, LEAST_DOUBT)
         return np.asarray(np.minimum(outlook.log_drawn_w + doubt, highest_log_w) <= self._most_log_w)
 
-    def _lowest(self, outlook: Outlook, prediction: Prediction) -> int:
-        """The candidate that draws least; while a budget must hold, of those that draw about as little the one with the
-        shortest steps, as nothing can be done about the watts of a step before it ends."""
+    def _lowest(self, outlook: Outlook, prediction: Prediction) -> int | None:
+        """The candidate that draws least.
+
+        While a budget must hold, it is one try: of those that draw about as little the one with the shortest steps, as
+        nothing can be done about the watts of a step before it ends.
+        """
         least = int(np.argmin(outlook.log_drawn_w))
         if not self.safe:
             return least
-        about_as_little = outlook.log_drawn_w <= outlook.log_drawn_w[least] + NEAR_LOWEST
-        return int(np.argmin(np.where(about_as_little, prediction.log_step_s, np.inf)))
+        most_log_w = float(outlook.log_drawn_w[least]) + NEAR_LOWEST
+        if any(math.log(self.problem.budget.drawn_w(known)) <= most_log_w for known in self.measurements):
+            return None
+        return int(np.argmin(np.where(outlook.log_drawn_w <= most_log_w, prediction.log_step_s, np.inf)))
 
     def _next(
         self, problem: Problem, prediction: Prediction, open_rows: NDArray[np.bool_], highest_log_w: Floats
@@ -284,13 +290,15 @@ class Search:
         outlook, best = Outlook.of(problem, prediction, self.measurements), self.best
         every_open = open_rows
         if self.safe:
-            open_rows = open_rows & self._surely_fit(outlook, highest_log_w)
+            # Nothing can be done about the watts of a step before it ends: one that takes long is not tried.
+            log_longest_s = max(math.log(LONGEST_TRIED_S), float(prediction.log_step_s.min()) + math.log(2))
+            open_rows = open_rows & self._surely_fit(outlook, highest_log_w) & (prediction.log_step_s <= log_longest_s)
         if best is None:
             chance = float(np.where(open_rows, outlook.chance_to_fit(problem.budget), 0.0).max())
-            lowest = self._lowest(outlook, prediction)
             if chance >= HOPELESS:
                 return safest_fast(problem, outlook, open_rows, self.caution), "to find a setting that fits"
-            if every_open[lowest]:
+            lowest = self._lowest(outlook, prediction)
+            if lowest is not None and every_open[lowest]:
                 return lowest, "to see whether the lowest setting fits"
             return None, "no setting is likely to fit"
         if not every_open.any():
