@@ -440,3 +440,21 @@ def _made_up(setting: Setting) -> Measurement:
         5 + 15 * (mode["gpu_mhz"] / 1377) ** 2 + mode["cpu_cores"] * mode["cpu_mhz"] / 2265 + mode["mem_mhz"] / 1000
     )
     return Measurement(Setting(PowerMode.of(mode), setting.batch_size), step_s=step_s, power_w=power_w)
+
+
+def test_a_glimpse_of_a_setting_gives_way_to_a_measurement_and_never_stands_beside_one() -> None:
+    search = Search(world.problem(Budget(power_w=8.0)))
+    ask = search.ask()
+    assert ask is not None
+    measured = world.truth(ask.setting)
+    glimpse = replace(measured, step_s=2 * measured.step_s, power_w=9.0, peak_w=9.0, steps=1)
+    search.tell(glimpse)
+    assert search.measurements == (glimpse,)
+    search = search.under(world.problem(Budget(power_w=20.0)))
+    assert search.measurements == (glimpse,), "it is known to the search for other watts too"
+    search.tell(measured)
+    assert search.measurements == (measured,)
+    search.tell(glimpse)
+    assert search.measurements == (measured,)
+    assert search.best is not None
+    assert search.best.measurement == measured

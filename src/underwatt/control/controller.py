@@ -383,10 +383,8 @@ class Controller(Actuator):
             return
         setting, self.measuring = self.measuring.setting, None
         if found is None:  # given up after one step: enough for the search to know better, and for nobody else
-            step_s = now_s - self.state.changed_s
-            rough = Measurement(
-                setting, step_s, over_w, over_w, step_s_ci95=step_s, power_w_ci95=ROUGH * over_w, steps=1
-            )
+            step_s, rough_w = now_s - self.state.changed_s, ROUGH * over_w
+            rough = Measurement(setting, step_s, over_w, over_w, step_s_ci95=step_s, power_w_ci95=rough_w, steps=1)
             self._search.tell(self.knowledge.drift.seen_from(rough))
         else:
             found = replace(found, power_w=max(found.power_w, over_w), cost_s=now_s - self.state.changed_s)
@@ -416,8 +414,9 @@ class Controller(Actuator):
                 self._tell(Measured(measurement=self.knowledge.drift.marked(found)))
                 self._take(doubted)
             return False
-        best = self.knowledge.best(self.state.room.problem())
-        may_check = found.usable and self.state.room.has_knobs and self._in_vain < MOST_IN_VAIN
+        room = self.state.room
+        best = self.knowledge.best(replace(room.problem(), idle_w=None))  # as nothing pauses while it is checked
+        may_check = found.usable and room.has_knobs and self._in_vain < MOST_IN_VAIN
         if best and may_check and self._search.is_surprised_by(found):
             self._doubted = found
             if self._use(best.measurement.setting, Phase.SEARCHING, "to see whether the device has changed"):

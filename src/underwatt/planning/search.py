@@ -166,10 +166,24 @@ class Search:
         return abs(math.log(measurement.power_w) - log_w) > max(SURPRISE, SURPRISE_STDS * std)
 
     def tell(self, measurement: Measurement) -> None:
-        """Take in a measurement; one of a setting that is no candidate is no answer."""
-        if len(rows_of(self.problem.candidates, measurement.setting)):
-            self._made.append(measurement)
-            self._note(measurement)
+        """Take in a measurement; one of a setting that is no candidate is no answer.
+
+        A glimpse, of a single step, tells of a setting only while it has not been measured.
+        """
+        if not len(rows_of(self.problem.candidates, measurement.setting)):
+            return
+        same = [known for known in self.measurements if known.setting == measurement.setting]
+        if measurement.steps == 1 and same:
+            return
+        if any(known.steps == 1 for known in same):
+            self._forget(measurement.setting)
+        self._made.append(measurement)
+        self._note(measurement)
+
+    def _forget(self, setting: Setting) -> None:
+        self.known = tuple(known for known in self.known if known.setting != setting)
+        self._made = [known for known in self._made if known.setting != setting]
+        self._projections = [known for known in self._projections if known.measurement.setting != setting]
 
     def exclude(self, mode: PowerMode) -> None:
         """A mode cannot be set: nothing of it is asked for, and nothing was measured."""
