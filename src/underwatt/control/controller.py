@@ -7,6 +7,7 @@ only readings come from elsewhere.
 
 from __future__ import annotations
 
+import itertools
 import math
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -34,9 +35,8 @@ if TYPE_CHECKING:
     from underwatt.planning.problem import Problem
     from underwatt.records import Profile
 
-# A setting that fits is left for a better one only where that is worth the change.
-WORTH_A_CHANGE = 0.01
-MOST_IN_VAIN = 2  # checks of a device that had not changed, in one search: it is the prediction that errs
+WORTH_A_CHANGE = 0.01  # a setting that fits is left for a better one only where that is worth the change
+MOST_REFUSED, MOST_IN_VAIN = 8, 2  # modes in a row that the device refused; checks of it that showed no change
 ROUGH = 0.05  # how well the power of a single step is known
 
 
@@ -475,9 +475,10 @@ class Controller(Actuator):
         """Ask the search what to measure next, and train with that; with nothing to ask, hold the best."""
         room = self._steering.foresee(self.state.room, self._elapsed_s(), self.energy_j, 1 - self._share_done)
         self.state = replace(self.state, room=room)
-        while ask := self._search.ask(self.state.room, self._elapsed_s(), self.time_left_s):
-            if self._use(ask.setting, Phase.SEARCHING, ask.why):
-                return
+        most = MOST_REFUSED if self.knowledge.measurements() else len(room.base)
+        asks = (self._search.ask(self.state.room, self._elapsed_s(), self.time_left_s) for _ in range(most))
+        if any(self._use(ask.setting, Phase.SEARCHING, ask.why) for ask in itertools.takewhile(bool, asks) if ask):
+            return
         self._check_found()
         self._search.ends(self.state.room)
         self._may_refuse, self._in_vain = False, 0
