@@ -108,9 +108,9 @@ def signals_in_step(at: Try) -> Found:
 def interrupted_test(at: Try) -> Found:
     job, evaluate, left = endless_job(), Training.evaluate, at.chance.randrange(1, 4)
 
-    def interrupting(self: Training) -> float:
+    def interrupting(self: Training, *how: Any) -> float:
         nonlocal left
-        score, left = evaluate(self), left - 1
+        score, left = evaluate(self, *how), left - 1
         if left == 0:
             raise KeyboardInterrupt
         return score
