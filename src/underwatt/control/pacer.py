@@ -127,6 +127,8 @@ class Pacer:
 
     def pause_s(self) -> float:
         """How long to wait now; 0 where the budget is kept."""
+        if self._owed_s == math.inf and self._meter.wants_work():
+            return 0.0  # what says that nothing holds may be a sensor that is stuck
         return min(self._owed_s, LONGEST_PAUSE_S) if self._owed_s >= SHORTEST_PAUSE_S else 0.0
 
     def paused(self, seconds: float, now_s: float) -> None:

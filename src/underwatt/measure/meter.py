@@ -221,6 +221,10 @@ class Meter:
         """Whether readings stand still for so long that a pause should show whether they can move."""
         return self._may_stick and self._watch.wants_a_pause()
 
+    def wants_work(self) -> bool:
+        """Whether readings stand still for so long in a wait that steps should show whether they can move."""
+        return self._may_stick and self._watch.wants_work()
+
     def listen(self, listener: Callable[[PowerSample], None]) -> None:
         """Have every reading handed on, from the sampling thread."""
         self._listeners.append(listener)

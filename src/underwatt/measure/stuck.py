@@ -4,7 +4,8 @@ Readings that stay the same prove nothing by themselves: sensors read in whole s
 late, and two modes may draw much the same. So what a sensor may show is followed on a scale of its own, from 0
 (waiting) to 1 (steps with all clocks at their highest), between two bounds that hold for the quickest sensor as for the
 slowest that we know. Only where the whole range has moved on, and not one reading has, the sensor is stuck. Whoever may
-let a job pause need not wait for such a move: ``wants_a_pause`` says when a pause would tell.
+let a job pause need not wait for such a move: ``wants_a_pause`` says when a pause would tell, and ``wants_work`` when
+some steps would, where a job has been waiting for long.
 
 The scale is coarse on purpose: nothing here knows what a board draws, only that steps draw more than waiting, and that
 they draw more where every clock is higher. Which of two clocks matters hangs on the job.
@@ -26,6 +27,7 @@ LAG_S, LATE_S = 4.0, 4.0
 MOVED = 0.2  # so far the range must have moved on the scale: several times what any sensor's step is worth there
 PROVING = 0.24  # a pause tells where steps have brought the range at least here
 FEWEST_SAME = 60  # equal readings, before anything is said or asked for
+UNMOVED_S = 30.0  # readings that are the same for so long, however slow a sensor is, before steps are to move them
 FEWER_PAUSES = 10  # a sensor that was asked and found well is asked again after so many times more equal readings
 LEAST_STEPS = 0.3  # where steps lie at the lowest clocks, at least
 NO_CLOCK = "power_limit_w"  # a limit above what a job draws changes nothing
@@ -71,6 +73,7 @@ class StuckWatch:
         self._recent: deque[tuple[float, Level]] = deque()  # what no reading need show yet
         self._forget(math.inf)
         self._patience, self._asked = FEWEST_SAME, False
+        self._patience_s, self._asked_to_work = UNMOVED_S, False
 
     @property
     def power_w(self) -> float:
@@ -127,14 +130,27 @@ class StuckWatch:
     def wants_a_pause(self) -> bool:
         """Whether readings stand still for so long that a pause should show whether they can move."""
         same = self._equal
-        wants = same.readings >= self._patience and same.since_s == self._since_s
-        if wants:  # enough work was seen for a pause to differ from it
-            recent = (shown.least for at_s, shown in self._recent if at_s >= same.since_s)
-            wants = max(self._highest, *recent, -math.inf) >= PROVING
+        wants = same.readings >= self._patience and same.since_s == self._since_s and self._has_seen_work()
         if self._asked and not wants:
             self._patience *= FEWER_PAUSES  # it has moved: all is well
         self._asked = wants
         return wants
+
+    def wants_work(self) -> bool:
+        """Whether readings stand still for so long in a wait that steps should show whether they can move."""
+        same = self._equal
+        is_same = same.readings >= FEWEST_SAME and same.since_s == self._since_s
+        still_s = (self._until_s or 0.0) - same.since_s
+        if self._asked_to_work and not is_same:
+            self._patience_s *= FEWER_PAUSES
+        wants = is_same and still_s > self._patience_s and not self._has_seen_work()
+        self._asked_to_work = wants or (self._asked_to_work and is_same)
+        return wants
+
+    def _has_seen_work(self) -> bool:
+        """Whether there was enough of it, since readings are the same, for a pause to differ from it."""
+        recent = (shown.least for at_s, shown in self._recent if at_s >= self._equal.since_s)
+        return max(self._highest, *recent, -math.inf) >= PROVING
 
     def _forget(self, since_s: float) -> None:
         self._since_s, self._highest, self._lowest = since_s, -math.inf, math.inf
