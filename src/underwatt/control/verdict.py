@@ -84,11 +84,14 @@ class Bound:
 
 
 class Judge:
-    """Judges second after second; ``over`` is how far the last window lies above the budget, as a share of it."""
+    """Judges second after second; ``over`` is how far the last window lies above the budget, as a share of it.
+
+    ``drawn_w`` was drawn in that window, or at most in it under peak watts, and ``allowed_w`` was allowed.
+    """
 
     def __init__(self, before: Verdict | None = None) -> None:
         self.verdict = before or Verdict()
-        self.over = 0.0
+        self.over = self.drawn_w = self.allowed_w = 0.0
         self._bound = Bound()
         self._steps_s: deque[float] = deque(maxlen=WINDOW_STEPS)
         self._window: deque[tuple[Second, float]] = deque()  # with the watts that were in force
@@ -137,6 +140,7 @@ class Judge:
         bound = self._bound
         if bound.is_peak:
             self._window.clear()
+            self.drawn_w, self.allowed_w = second.max_w, bound.power_w
             return second.max_w / bound.power_w - 1
         window_s = max(bound.window_s, sum(self._steps_s))
         begin_s = second.end_s - window_s
@@ -150,7 +154,10 @@ class Judge:
                 drawn_j + seconds * one.mean_w,
                 allowed_j + seconds * allowed_w,
             )
-        return None if total_s < FULL * window_s else drawn_j / allowed_j - 1
+        if total_s < FULL * window_s:
+            return None
+        self.drawn_w, self.allowed_w = drawn_j / total_s, allowed_j / total_s
+        return drawn_j / allowed_j - 1
 
     def _count(self, second: Second, over: float) -> None:
         verdict, is_peak = self.verdict, self._bound.is_peak
@@ -193,8 +200,8 @@ class LiveJudge:
         was_over, self._was_over = self._was_over, self.is_over
         if self.is_over and not was_over:
             what = "the highest reading of the last second" if self._is_peak else "the mean of the last seconds"
-            drawn_w = budget_w * (1 + self.over)
-            return "warning", f"Over the budget: {what} is {drawn_w:.2f} W, {budget_w:g} W are allowed."
+            drawn_w, allowed_w = self._judge.drawn_w, self._judge.allowed_w
+            return "warning", f"Over the budget: {what} is {drawn_w:.2f} W, {allowed_w:.4g} W are allowed."
         return ("info", f"Within the budget of {budget_w:g} W again.") if was_over and not self.is_over else None
 
     @property
