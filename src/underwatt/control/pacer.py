@@ -75,13 +75,19 @@ class Pacer:
         """Whether idling draws enough less than the budget for pauses to help."""
         return can_hold(self._budget_w, self._idle_w)
 
+    @property
+    def _owes(self) -> bool:
+        return self.can_hold and 0 < self._owed_s < math.inf and self._budget_w < math.inf
+
     def set_budget(self, power_w: float, idle_w: float) -> None:
         """Hold other watts from now on; a pause is expected to draw ``idle_w``."""
-        could_hold, same = self.can_hold, power_w == self._budget_w
+        due_j = self._owed_s * (self._budget_w - self._idle_w) if self._owes else 0.0
         self._budget_w, self._idle_w = power_w, idle_w
         self.short_s = 0.0
-        if not (same and could_hold and self.can_hold):  # else what is due stays due
-            self._owed_s = 0.0 if self.can_hold else math.inf
+        if not self.can_hold:
+            self._owed_s = math.inf
+        else:  # the joules that are due stay due
+            self._owed_s = due_j / (power_w - idle_w) if power_w < math.inf else 0.0
 
     def expect(self, busy_w: float | None, step_s: float = math.nan, blind_until_s: float = -math.inf) -> None:
         """Steps draw so many watts for so long from now on; until a moment, readings still tell of what was before."""

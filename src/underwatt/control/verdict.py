@@ -1,8 +1,9 @@
 """Was the budget held? Judged while a run goes on, and again from its log, by the same rule.
 
 Mean watts: the mean over the budget's own window (5 s where it names none), or over five steps where those take
-longer, may be above the budget by 2% for at most 1% of the time. Peak watts: no reading may be above them. Readings
-are judged by the second, as the log keeps them, so that a log gives the very verdict that the run gave.
+longer (but at most a minute), may be above the budget by 2% for at most 1% of the time. Peak watts: no reading may be
+above them. Readings are judged by the second, as the log keeps them, so that a log gives the very verdict that the run
+gave.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 
 TOLERANCE = 0.02  # a mean that is above the budget by less is within what sensors and pacing resolve
 WINDOW_STEPS = 5
+LONGEST_WINDOW_S = 60.0  # of five steps: a long wait is no long step
 LONGEST_GAP_S = 5.0  # a reading says nothing about more time before it
 FULL = 0.8  # a window that readings cover to this share is judged
 
@@ -142,7 +144,7 @@ class Judge:
             self._window.clear()
             self.drawn_w, self.allowed_w = second.max_w, bound.power_w
             return second.max_w / bound.power_w - 1
-        window_s = max(bound.window_s, sum(self._steps_s))
+        window_s = max(bound.window_s, min(sum(self._steps_s), LONGEST_WINDOW_S))
         begin_s = second.end_s - window_s
         while self._window[0][0].end_s <= begin_s:
             self._window.popleft()
