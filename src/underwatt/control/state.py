@@ -33,6 +33,7 @@ CALM_S = 0.35  # a reading says so much about the time after it; without another
 DEVICE_STATE_PERIOD_S = 1.0  # how often the device is asked whether it slows itself down
 # A budget that is new, or about to change, is not searched for.
 LEAST_SINCE_S, LEAST_AHEAD_S = 1.0, 2.0
+REPAID_S = 6.0  # after a fall, pauses first bring the mean of 5 s back within the budget
 
 
 class Phase(str, Enum):
@@ -104,6 +105,7 @@ class ControlState:
     # Since when
     changed_s: float = -math.inf  # this setting is in use, or is being measured
     level_s: float = -math.inf  # these watts hold, or the device is as it is
+    fell_s: float = -math.inf  # somebody asked for less
     changed_from_w: float = 0.0  # what was read then
     valid_s: float = -math.inf  # readings tell of the setting in use
     observed_s: float = -math.inf  # the setting in use was last compared with what is known of it
@@ -160,7 +162,8 @@ def with_budget(
     budget_w = live.lowest_w(elapsed_s, elapsed_s + options.look_s + state.usual_step_s)
     if budget_w == state.room.budget_w and not changed:
         return state
-    return replace(state, room=replace(state.room, budget_w=budget_w), level_s=now_s)
+    fell_s = now_s if changed and budget_w < state.room.budget_w else state.fell_s
+    return replace(state, room=replace(state.room, budget_w=budget_w), level_s=now_s, fell_s=fell_s)
 
 
 def keeps_measuring(before: ControlState, after: ControlState, so_far: Measurement | None, *, changed: bool) -> bool:
@@ -299,6 +302,6 @@ def may_search(state: ControlState, now_s: float, level_ends_s: float) -> bool:
         return False
     if state.phase is not Phase.HOLDING and not (state.phase is Phase.CORRECTING and not state.room.fits_something()):
         return False
-    if now_s < state.step_time_from_s:
+    if now_s < state.step_time_from_s or (state.room.may_pause and now_s - state.fell_s < REPAID_S):
         return False
     return now_s - state.level_s >= LEAST_SINCE_S and level_ends_s - now_s >= LEAST_AHEAD_S
