@@ -70,7 +70,8 @@ def stuck_sensor(at: Try) -> Found:
         stuck_w = at.chance.choice((at.chance.uniform(0.5, 12.0), newest_w, 999.0, 0.0))
         device.read_power = lambda: replace(read(), power_w=stuck_w)
         looped.train(2 * WITHIN_S)
-    return loop.found(said=told(loop.errors, "whatever it does") and ended_as(loop.folder, "failed"))
+    what = "which cannot be" if stuck_w == 0.0 else "whatever it does"
+    return loop.found(said=told(loop.errors, what) and ended_as(loop.folder, "failed"))
 
 
 @faults("a sensor that is lost for good")
@@ -228,6 +229,17 @@ def impossible_post(at: Try) -> Found:
     with loop as looped:
         looped.train(some_s(at.chance))
         post_budget(loop.folder, f"{at.chance.uniform(0.1, 0.6):.2f}W", "command")
+        # It waits for watts that hold, for as long as nobody gives it these.
+        more_s = device.clock.now_s() + WITHIN_S
+        read = device.read_power
+
+        def read_and_post() -> Any:
+            if device.clock.now_s() > more_s:
+                device.read_power = read
+                post_budget(loop.folder, f"{power_w}W", "command")
+            return read()
+
+        device.read_power = read_and_post
         looped.train(2 * WITHIN_S)
     end = log_in(loop).end
     verdict = end and end.verdict

@@ -95,9 +95,9 @@ def converged(at: Try, job: str, *more: str) -> Child:
 
 def trained_in(at: Try) -> int:
     path = at.folder / "store.db"
-    if not path.exists() or not path.stat().st_size:
+    if not path.exists():
         return 0
-    with Store(path, create=False) as store:
+    with Store(path) as store:  # one that was being made when the process ended is made now
         return sum(count for _, count in store.convergence_counts())
 
 

@@ -37,6 +37,15 @@ def made(power_w: float = 8.0, *, can_pause: bool = True) -> tuple[ControlState,
     return ControlState(room, Phase.HOLDING, candidates[0]), live, knowledge
 
 
+def test_watts_that_somebody_lowered_are_kept_for_a_while_before_settings_are_tried() -> None:
+    state, _, _ = made()
+    lower = control.with_budget(state, LiveBudget(Budget(power_w=6.0)), 100.0, 100.0, OPTIONS, changed=True)
+    assert not control.may_search(lower, 105.9, math.inf), "pauses bring the mean of 5 s back first"
+    assert control.may_search(lower, 106.1, math.inf)
+    higher = control.with_budget(lower, LiveBudget(Budget(power_w=9.0)), 200.0, 200.0, OPTIONS, changed=True)
+    assert control.may_search(higher, 201.1, math.inf), "more watts are used at once"
+
+
 # The sensor
 
 
