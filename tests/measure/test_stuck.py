@@ -211,3 +211,21 @@ def test_two_modes_of_a_virtual_board_that_draw_the_same_are_no_stuck_sensor(tmp
         found = run_profile(session, workload, wanted, store)
     assert len(found.measured) == 3
     assert isinstance(device.clock, VirtualClock)
+
+
+@pytest.mark.parametrize("moves", [True, False])
+def test_a_long_wait_with_readings_that_stand_still_asks_for_steps_and_a_pause_then_tells(moves: bool) -> None:
+    watch, at_s, asked_s = StuckWatch(), 0.0, list[float]()
+    watch.unknown(0.0)
+    while at_s < 400.0 and not watch.is_stuck:
+        begin_s, at_s = at_s, at_s + PERIOD_S
+        works = watch.wants_work()
+        watch.read(at_s, IDLE_W + 3.0 * (works and moves))
+        if works:
+            asked_s.append(at_s)
+            watch.worked(at_s)
+        else:
+            watch.waited(begin_s, at_s)
+    assert asked_s[0] > 30.0
+    assert watch.is_stuck is not moves
+    assert not moves or len(asked_s) < 50, "one that moves is asked less and less often"

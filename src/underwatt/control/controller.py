@@ -88,8 +88,10 @@ class Controller(Actuator):
         if now_s >= self.state.next_look_s:
             self._look(now_s)
         while self.state.room.may_pause and self._meter.wants_a_pause():
-            self.measuring = None
-            self._pause(LONGEST_PAUSE_S)  # where readings do not move then either, the next look ends the run
+            self.measuring, self.state = None, replace(self.state, next_look_s=math.inf)  # nothing else may move them
+            self._pause(LONGEST_PAUSE_S)
+            self.state = replace(self.state, next_look_s=self._now_s())
+            self._meter.check_sensor()  # where they do not move in a pause either, the run is over
         if self.measuring is not None and self.state.room.has_knobs:
             self._pacer.skip(now_s)  # a pause would blur the reading
             return
@@ -218,13 +220,12 @@ class Controller(Actuator):
         if self.setting is not None and self.knowledge.of(self.setting) is not None:
             self.knowledge.saw_idle(self.setting, power_w)
         self._set_pace()
-        self._use_best(Phase.CORRECTING, f"pauses drew {power_w:.2f} W")
         room = self.state.room
         if room.fits_something() or not self._search.is_done(room):
+            self._use_best(Phase.CORRECTING, f"pauses drew {power_w:.2f} W")
             return
         text = f"Waiting alone draws {power_w:.2f} W: {self.budget_w:g} W cannot be held, and training waits."
-        lowest = room.lowest()
-        if lowest != self.setting:
+        if (lowest := room.lowest()) != self.setting:
             self._note("warning", text)
             self.judge.because(text)
             self._use(lowest, Phase.CORRECTING, "waiting draws least there")
@@ -489,8 +490,7 @@ class Controller(Actuator):
     def _check_found(self) -> None:
         """A search that found nothing which fits ends a run that begins with it; later, there is nothing to end."""
         room = self.state.room
-        error = room.why_nothing_fits(self._live.budget)
-        if error is None:
+        if (error := room.why_nothing_fits(self._live.budget)) is None:
             return
         if room.can_pause and not room.has_knobs:
             self._note("warning", "One step draws much of what 5 s allow: the mean swings. Offer smaller batch sizes.")

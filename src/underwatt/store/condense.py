@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 # A profile of no more rows is taken as it is, repeats included.
-MOST_ROWS = 2000
-MOST_SETTINGS = 1000
+MOST_ROWS = 400
+MOST_SETTINGS = 200
 LEFT_FOR_OTHERS = 0.4
 
 
