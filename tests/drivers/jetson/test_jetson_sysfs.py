@@ -2,12 +2,13 @@ from __future__ import annotations
 
 import errno
 import os
+import time
 from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import given, strategies as st
 
-from underwatt.drivers.jetson.sysfs import Presence, Sysfs, Wanted, Writes
+from underwatt.drivers.jetson.sysfs import PATIENCE_S, Presence, Sysfs, Wanted, Writes
 from underwatt.errors import ApplyError, NotPermittedError, SensorError
 
 if TYPE_CHECKING:
@@ -59,6 +60,24 @@ def test_other_failures_name_the_file_and_the_reason(number: int) -> None:
         Failing(number).read("some/file")
     with pytest.raises(ApplyError, match=f"'5' to /some/file.*{os.strerror(number).lower()}"):
         Failing(number).write("some/file", "5\n")
+
+
+def test_a_first_try_that_took_all_the_patience_is_not_the_last(tmp_path: Path) -> None:
+    class HeldUp(Sysfs):
+        """Busy once, on a machine that lets nobody run for a while."""
+
+        tries = 0
+
+        def _push(self, path: str, data: bytes) -> None:
+            self.tries += 1
+            if self.tries == 1:
+                time.sleep(1.5 * PATIENCE_S)
+                raise OSError(errno.EBUSY, "busy")
+            super()._push(path, data)
+
+    (tmp_path / "clock").write_text("500\n")
+    HeldUp(tmp_path).write("clock", "700\n")
+    assert (tmp_path / "clock").read_text() == "700\n"
 
 
 def test_a_missing_file_is_never_created(tmp_path: Path) -> None:

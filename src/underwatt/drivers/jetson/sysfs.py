@@ -151,13 +151,17 @@ class Sysfs:
 
 
 def _patiently(act: Callable[[], _Result], again_on: tuple[int, ...], patience_s: float) -> _Result:
-    """Do it, and again while it fails with one of these errors and there is patience left."""
+    """Do it, and again while it fails with one of these errors and there is patience left.
+
+    The last try begins when patience has ended: a first one that a busy machine held up for so long is not the last.
+    """
     end_s = time.monotonic() + patience_s
     while True:
+        last = patience_s <= 0 or time.monotonic() >= end_s
         try:
             return act()
         except OSError as exc:
-            if exc.errno not in again_on or time.monotonic() >= end_s:
+            if last or exc.errno not in again_on:
                 raise
         time.sleep(_PAUSE_S)
 
