@@ -14,7 +14,7 @@ WIDTH_GPU, WIDTH_CPU = 2048, 384
 REPORT_S = 0.01  # quicker steps are told of together
 
 
-def main(words: list[str]) -> int:
+def main(words: "list[str]") -> int:
     """Train, or say whether a GPU would be used."""
     if words[1:2]:
         os.environ["CUDA_VISIBLE_DEVICES"] = words[1]
