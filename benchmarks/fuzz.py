@@ -39,6 +39,7 @@ from underwatt.cli import store as store_commands
 from underwatt.device.journal import DeviceLock, Journal
 from underwatt.device.recovery import restore
 from underwatt.device.registry import open_device
+from underwatt.drivers.check import checked_profile
 from underwatt.errors import NoDeviceError, UnderwattError
 from underwatt.events import BudgetChanged, Ended, Noted, Progressed, Readings, SettingChanged, Started, to_line
 from underwatt.jobs import checkpoint
@@ -63,8 +64,12 @@ from underwatt.store.store import Store
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from underwatt.device.base import Device
+
 INPUTS = 200_000
+CHECK = Path(__file__).resolve().parent.parent / "tests" / "golden" / "check-orin-nano-jp6.json"
 HANG_S = 10.0
+KEPT_EACH, PLANNED_EACH = 5, 40  # of the files that are taken in, so many go on into a store, and into a plan
 TOKENS = (
     "", "0", "-1", "-0.0", "1e999", "-1e999", "NaN", "Infinity", "nan", "inf", "null", "true", "[]", "{}", '""', '"',
     "'", ",", "\n", "\r", "\0", "\ufeff", "\ud7ff", "é", "²", "٣", "[red]", "[/]", "[/nope]", "%s", "{}", "1_0", "0x1",
@@ -304,6 +309,8 @@ def targets(folder: Path) -> list[Target]:
         Target("checkpoint", [reader.checkpoint_bytes()], reader.checkpoint),
         Target("store", [reader.store_bytes()], reader.stored),
         Target("list of modes", [b"cpu_cores,gpu_mhz\n2,76.8\n4,921.6\n", b"gpu_mhz\n921.6\n"], reader.modes),
+        Target("recorded table", [imports()[0], imports()[3]], reader.recorded),
+        Target("check", [CHECK.read_bytes()], reader.checked),
         Target("beats of a command", [b"step\nstep 12.5 3\nmetric 0.91\noom\nstep 13\n"], reader.beats),
     ]
 
@@ -346,10 +353,10 @@ class _Reader:
             exchange.plan_of(record, str(path))
             store_commands._plan_line(1, record)
         self._taken += 1
-        if self._taken % 40 == 0:  # what is taken in must be of use later
-            self._use(found)
+        if self._taken % KEPT_EACH == 0:  # what is taken in must be of use later
+            self._use(found, plans=self._taken % PLANNED_EACH == 0)
 
-    def _use(self, found: exchange.Exchanged) -> None:
+    def _use(self, found: exchange.Exchanged, *, plans: bool) -> None:
         path = self._folder / "other.db"
         for name in (path, path.with_name("other.db-wal"), path.with_name("other.db-shm")):
             name.unlink(missing_ok=True)
@@ -360,8 +367,25 @@ class _Reader:
             kept.summaries(), kept.convergence(), kept.plans()
             for number, _ in taken:
                 exchange.write_profile(kept.profile(number), io.StringIO())
-            if taken:
+            if taken and plans:
                 underwatt.plan("4W", store=kept, listener=lambda _event: None)
+
+    def recorded(self, data: bytes) -> None:
+        self._look_at(open_device(f"replay:{self._put('table.csv', data)}"))
+
+    def checked(self, data: bytes) -> None:
+        path = self._put("check.json", data)
+        self._look_at(open_device(f"check:{path}"))
+        checked_profile(path)
+
+    def _look_at(self, device: Device) -> None:
+        """As `devices`, `set` and a profile do."""
+        device.capabilities(), device.space.matrix(), device.read_state()
+        found = device.snapshot()
+        for mode in (device.space.lowest, device.space.highest):
+            device.apply(mode)
+        device.restore(found)
+        device.read_power()
 
     def schedule(self, data: bytes) -> None:
         course = read_schedule(self._put("schedule.csv", data))

@@ -385,6 +385,15 @@ def test_taking_in_is_all_or_nothing(path: Path) -> None:
         assert store.summaries() == ()
 
 
+def test_a_number_that_no_store_holds_is_refused_whole(path: Path) -> None:
+    sound = Measurement(Setting(PowerMode(cpu_cores=2), 8), 0.1, 5.0)
+    with Store(path) as store:
+        for setting in (Setting(PowerMode(cpu_cores=41 * 10**30), 16), Setting(PowerMode(), 2**63)):
+            with pytest.raises(StoreError, match=r"too large.*Mend the file"):
+                store.take_in([Profile(DEVICE, WORKLOAD, (sound, replace(sound, setting=setting)))])
+        assert store.summaries() == ()
+
+
 def test_a_new_field_of_a_record_is_a_column_of_a_new_store(path: Path) -> None:
     make(path)
     connection = sqlite3.connect(path)

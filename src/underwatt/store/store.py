@@ -284,6 +284,9 @@ class Store:
             raise StoreError(f"The store {self.path} cannot be used: {exc}.", hint=hint) from exc
         except UnicodeDecodeError as exc:
             raise StoreError(f"The store {self.path} is damaged ({exc}).", hint=_DAMAGED) from exc
+        except OverflowError as exc:
+            hint = "Mend the file that it comes from: cores, batch sizes and seeds are far smaller."
+            raise StoreError("A whole number is too large to be kept in a store.", hint=hint) from exc
         except OSError as exc:
             hint = f"Name another file with --store or {STORE_VARIABLE}."
             raise StoreError(f"The store {self.path} cannot be used: {exc.strerror}.", hint=hint) from exc

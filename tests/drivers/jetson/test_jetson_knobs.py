@@ -149,8 +149,9 @@ def test_a_powered_down_gpu_has_no_clock(tmp_path: Path) -> None:
     sysfs = Sysfs(trees.plant(tmp_path, trees.NANO))
     gpu = find_gpu(sysfs)
     assert gpu is not None
-    trees.put(tmp_path, f"{trees.NANO.gpu}/cur_freq", 0)
-    assert gpu.running_mhz() is None
+    for reads in (0, -1):
+        trees.put(tmp_path, f"{trees.NANO.gpu}/cur_freq", reads)
+        assert gpu.running_mhz() is None
     (tmp_path / trees.NANO.gpu / "cur_freq").unlink()
     assert gpu.running_mhz() is None
 

@@ -93,6 +93,13 @@ def test_what_is_not_a_number_is_an_error(tmp_path: Path, text: str) -> None:
         Sysfs(tmp_path).read_int("value")
 
 
+def test_what_is_no_list_of_numbers_is_an_error_with_a_remedy(tmp_path: Path) -> None:
+    (tmp_path / "table").write_text('100 "00 300\n')
+    with pytest.raises(SensorError, match="no list of numbers") as caught:
+        Sysfs(tmp_path).read_ints("table")
+    assert caught.value.hint
+
+
 def test_a_silently_rounded_write_names_both_values(tmp_path: Path) -> None:
     class Rounding(Sysfs):
         def _push(self, path: str, data: bytes) -> None:

@@ -108,7 +108,7 @@ class ClockRange:
     def running_mhz(self) -> float | None:
         """The clock now, or ``None`` where it is not told, as while a GPU is powered down."""
         clock = self.sysfs.int_or_none(self.file("cur_freq"))
-        return clock / self.per_mhz if clock else None
+        return clock / self.per_mhz if clock and clock > 0 else None
 
 
 class Gpu(ClockRange):
@@ -187,7 +187,7 @@ class Cpu:
     def running_mhz(self) -> float | None:
         """The clock of core 0's cluster now, or ``None`` where it is not told."""
         khz = self.sysfs.int_or_none(f"{CPU_FOLDER}/cpu{self.cores[0]}/cpufreq/scaling_cur_freq")
-        return khz / KHZ_PER_MHZ if khz else None
+        return khz / KHZ_PER_MHZ if khz and khz > 0 else None
 
 
 def find_cpu(sysfs: Sysfs) -> Cpu | None:
@@ -289,7 +289,7 @@ class Emc:
     def running_mhz(self) -> float | None:
         """The clock now, or ``None`` where this user may not know."""
         hz = self.sysfs.int_or_none(self.node.running) or self.sysfs.int_or_none(self.node.rate)
-        return hz / HZ_PER_MHZ if hz else None
+        return hz / HZ_PER_MHZ if hz and hz > 0 else None
 
 
 def find_emc(sysfs: Sysfs, board: Board) -> Emc | None:

@@ -81,7 +81,10 @@ class Sysfs:
         try:
             return tuple(sorted({int(word) for word in text.split()}))
         except ValueError:
-            raise SensorError(f"{self.full(path)} holds {text[:60]!r}, which is not a list of numbers.") from None
+            hint = "Its driver may be unloading or broken; look into dmesg."
+            raise SensorError(
+                f"{self.full(path)} holds {text[:60]!r}, which is no list of numbers.", hint=hint
+            ) from None
 
     def text_or_empty(self, path: str) -> str:
         """The text of a file, empty where it cannot be read."""
