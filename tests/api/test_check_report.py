@@ -64,6 +64,12 @@ def knob(**changes: object) -> tuple[CheckedKnob, ...]:
             "gpu_mhz cannot be set here (It sleeps)",
             "Wake it.",
         ),
+        (
+            {"knobs": tuple(replace(one, usable=False, remedy="sudo") for one in WELL.knobs), "set_tried": False},
+            Level.LIMITED,
+            "`underwatt check --set`, run with the right to set, tries the knobs",
+            "sudo",
+        ),
         ({"load_on_gpu": False}, Level.LIMITED, "the GPU was not tried under load", "Install"),
         ({"load_w": WELL.idle_w}, Level.LIMITED, "a load did not show", "sensor"),
         ({"knobs": ()}, Level.LIMITED, "no knobs", ""),

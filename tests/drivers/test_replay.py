@@ -54,6 +54,19 @@ def test_a_mode_that_was_not_measured_is_refused(device: ReplayDevice) -> None:
         device.run_step(ANY_COST, 5)
 
 
+@pytest.mark.parametrize(
+    "table",
+    [
+        [Measurement(Setting(PowerMode(gpu_mhz=1), 1), status=Status.OUT_OF_MEMORY)],
+        [Measurement(Setting(PowerMode(gpu_mhz=1), 1), 0.1, 5.0), Measurement(Setting(PowerMode(), 1), 0.1, 5.0)],
+    ],
+)
+def test_a_table_of_no_use_is_refused_with_a_remedy(table: list[Measurement]) -> None:
+    with pytest.raises(InputError) as caught:
+        ReplayDevice(table, name="table", address="replay:table")
+    assert caught.value.hint
+
+
 def test_out_of_memory_is_replayed() -> None:
     mode = PowerMode(gpu_mhz=1)
     table = [Measurement(Setting(mode, 1), 0.1, 5.0), Measurement(Setting(mode, 2), status=Status.OUT_OF_MEMORY)]

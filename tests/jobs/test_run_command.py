@@ -189,3 +189,16 @@ def test_steps_that_are_reported_together_have_their_own_times(tmp_path: Path) -
     times_s = [event.step_s for event in log_in(tmp_path / "run").of(Progressed) if math.isfinite(event.step_s)]
     assert times_s
     assert np.median(times_s) == pytest.approx(0.01, rel=0.3)
+
+
+@pytest.mark.parametrize("name", ["/usr/bin/python3 train.py --batch-size {batch_size}", "x" * 400, "--", "…/é.py:f"])
+def test_the_folder_of_a_run_has_a_name_that_any_disk_and_shell_takes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    folder = RunOptions(budget="5W").folder_for(name)
+    folder.mkdir(parents=True)
+    assert not folder.name.startswith("-")
+    assert "--" not in folder.name
+    (folder / "checkpoint.pt").touch()
+    assert RunOptions(budget="5W", resume=True).folder_for(name) == folder

@@ -161,8 +161,11 @@ def _done(report: CheckReport) -> str:
     usable = [m for m in report.measurements if m.usable]
     settable = listed([knob.name for knob in report.knobs if knob.usable and knob.values])
     if not report.set_tried:
-        may = f" and {settable} may be set" if settable else ""
-        return f"Power is read{may}. `underwatt check --set` tries it."
+        if settable:
+            return f"Power is read and {settable} may be set. `underwatt check --set` tries it."
+        if any(knob.values for knob in report.knobs):
+            return "Power is read. `underwatt check --set`, run with the right to set, tries the knobs."
+        return "Power is read. `underwatt check --set` measures some settings."
     moved = f"{settable} were set under load and put back" if settable else "Nothing could be set"
     measured = (
         f"; {counted(len(usable), 'setting')} measured, {min(m.power_w for m in usable):.1f} to "

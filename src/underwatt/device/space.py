@@ -80,7 +80,8 @@ class ModeSpace:
         unique = sorted(set(modes), key=lambda mode: tuple(mode.knobs().values()))
         names = {tuple(mode.knobs()) for mode in unique}
         if len(names) != 1:
-            raise InputError("The modes of a table must be at least one, and all have the same knobs.")
+            hint = "Give each row a value in the same columns of knobs."
+            raise InputError("The modes of a table must be at least one, and all have the same knobs.", hint=hint)
         columns = zip(*(mode.knobs().values() for mode in unique), strict=True)
         knobs = [Knob(name, tuple(sorted(set(column)))) for name, column in zip(*names, columns, strict=False)]
         whole = cls(knobs)

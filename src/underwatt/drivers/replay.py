@@ -100,7 +100,8 @@ class ReplayDevice(RecordedDevice):
 
     def __init__(self, measurements: Sequence[Measurement], *, name: str, address: str) -> None:
         if not any(m.usable for m in measurements):
-            raise InputError(f"{name} holds no usable measurement to replay.")
+            hint = "Give a table in which a setting was measured to its end."
+            raise InputError(f"{name} holds no usable measurement to replay.", hint=hint)
         info = DeviceInfo(
             backend="replay", name=f"{name} (replayed)", id=address, address=address, simulated=True, in_process=True
         )

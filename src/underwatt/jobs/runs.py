@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 RUNS = Path("runs")
 LOG_NAME = "log.jsonl"
 TEST_SHARE = 0.05
+LONGEST_NAME = 60
 _STAMP = re.compile(r"-\d{8}-\d{6}(-\d+)?$")
 
 
@@ -109,7 +110,8 @@ def _newest_folder(name: str) -> Path:
 
 
 def _plain(name: str) -> str:
-    return "".join(c if c.isalnum() or c in "-_" else "-" for c in name)
+    """A name as a folder can have it: that of a command may be long, and begin with anything."""
+    return re.sub(r"[^\w]+", "-", name).strip("-")[:LONGEST_NAME] or "run"
 
 
 @dataclass(frozen=True, slots=True)
