@@ -35,8 +35,7 @@ from underwatt.measure.meter import SAMPLE_PERIOD_S, Trace
 from underwatt.measure.series import in_order, run_profile
 from underwatt.planning.problem import Problem
 from underwatt.records import Setting
-from underwatt.rivals.choices import Table, largest_batch, oracle
-from underwatt.rivals.compare import truth_of
+from underwatt.rivals.compare import Table, largest_batch, oracle, truth_of
 from underwatt.runlog.run_record import RunRecord
 from underwatt.studies.proxy_training import train_to_target
 
