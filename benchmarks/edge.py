@@ -59,7 +59,7 @@ from underwatt.planning.problem import Problem
 from underwatt.planning.search import Search
 from underwatt.predict.base import SettingArray
 from underwatt.records import ConvergenceRun, Measurement, Setting, WorkloadCost, WorkloadInfo
-from underwatt.rivals.choices import Table, by_clock_alone, largest_batch
+from underwatt.rivals.compare import Table, by_clock_alone, largest_batch
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

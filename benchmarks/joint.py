@@ -38,7 +38,7 @@ from underwatt.planning.problem import Problem
 from underwatt.planning.search import Search
 from underwatt.predict.base import SettingArray
 from underwatt.records import to_json
-from underwatt.rivals.choices import Table, choose_published, default_batch, fastest_throughput, largest_batch
+from underwatt.rivals.compare import Table, choose_published, default_batch, fastest_throughput, largest_batch
 from underwatt.store.exchange import read_file
 from underwatt.studies.study import spread_batch_sizes
 

@@ -35,7 +35,7 @@ from underwatt.planning.problem import Outlook, Problem
 from underwatt.planning.search import Search
 from underwatt.predict.base import SettingArray
 from underwatt.records import DeviceInfo, Measurement, Profile, WorkloadInfo, to_json
-from underwatt.rivals.choices import Table, maximum_mode, oracle
+from underwatt.rivals.compare import Table, maximum_mode, oracle
 from underwatt.rivals.predictors import PowerTrain
 
 if TYPE_CHECKING:

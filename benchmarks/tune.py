@@ -42,7 +42,7 @@ from underwatt.measure.meter import Meter, measure_idle
 from underwatt.measure.steady import Settling
 from underwatt.planning.problem import Problem
 from underwatt.records import WorkloadInfo
-from underwatt.rivals.choices import Table, by_clock_alone, largest_batch
+from underwatt.rivals.compare import Table, by_clock_alone, largest_batch
 
 BOARD, MODEL = "nano", "resnet18"
 

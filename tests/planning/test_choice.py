@@ -17,7 +17,7 @@ from underwatt.planning.search import Search
 from underwatt.predict.base import SettingArray
 from underwatt.predict.fewshot import FewShot
 from underwatt.records import Measurement, PowerMode, Prediction, Setting, Status, to_json
-from underwatt.rivals.choices import choose_published
+from underwatt.rivals.compare import choose_published
 from underwatt.rivals.predictors import LookupTable
 from underwatt.testing.predictors import made_up_profile
 

@@ -19,7 +19,7 @@ from underwatt.planning.search import Search, expected_gain, safest_fast, shortl
 from underwatt.predict.base import SettingArray
 from underwatt.predict.fewshot import FewShot
 from underwatt.records import Measurement, PowerMode, Prediction, Setting, Status
-from underwatt.rivals.choices import Table, oracle
+from underwatt.rivals.compare import Table, oracle
 from underwatt.testing.predictors import made_up_profile
 
 if TYPE_CHECKING:

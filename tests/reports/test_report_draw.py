@@ -20,8 +20,7 @@ from underwatt.reports.draw_plan import (
     place_labels,
 )
 from underwatt.reports.figures import HeatMap, Report
-from underwatt.reports.page import Section, sections_of
-from underwatt.reports.tables import others_table, trace_table
+from underwatt.reports.page import Section, others_table, sections_of, trace_table
 
 CSS = Path(__file__).parents[2] / "src" / "underwatt" / "reports" / "assets" / "report.css"
 

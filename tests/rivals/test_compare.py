@@ -17,7 +17,6 @@ from underwatt.planning.choice import choose_setting
 from underwatt.planning.problem import Goal
 from underwatt.predict.base import SettingArray
 from underwatt.records import Measurement, PowerMode, Prediction, Setting, Status, to_json
-from underwatt.rivals.choices import choose_published
 from underwatt.rivals.compare import (
     LARGEST,
     MIDDLE,
@@ -25,6 +24,7 @@ from underwatt.rivals.compare import (
     Truth,
     as_alternative,
     cannot_keep,
+    choose_published,
     compare,
     joined,
     too_few_for_published,

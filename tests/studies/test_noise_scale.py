@@ -12,7 +12,7 @@ from underwatt.errors import InputError, PredictError
 from underwatt.jobs.job_address import load_job
 from underwatt.jobs.training import build_model
 from underwatt.records import ConvergenceRun
-from underwatt.studies.noise_scale import NoiseScaleMeter, measure_noise_scale, noise_scale_on_the_way
+from underwatt.studies.proxy_training import NoiseScaleMeter, measure_noise_scale, noise_scale_on_the_way
 
 JOB = f"{Path(__file__).parents[1] / 'helpers' / 'small_job.py'}:job"
 

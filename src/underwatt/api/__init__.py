@@ -47,8 +47,8 @@ if TYPE_CHECKING:
     from underwatt.reports.figures import Report
     from underwatt.runlog.run_record import RunRecord
     from underwatt.store.store import Store
-    from underwatt.studies.noise_scale import NoiseScale
-    from underwatt.studies.workers import RunSpec
+    from underwatt.studies.proxy_training import NoiseScale
+    from underwatt.studies.study import RunSpec
 
 
 # profile: step time and power of some settings.
@@ -179,8 +179,7 @@ def converge(
     one a core or GPU by default; a ``Job`` without an address is trained in this process, one after the other. The
     listener gets ``StudyProgress``.
     """
-    from underwatt.studies.noise_scale import noise_scale_on_the_way
-    from underwatt.studies.proxy_training import usual_effort
+    from underwatt.studies.proxy_training import noise_scale_on_the_way, usual_effort
 
     address, loaded = (job, load_job(job)) if isinstance(job, str) else ("", job)
     info = job_info(loaded)

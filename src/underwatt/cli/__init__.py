@@ -43,7 +43,7 @@ COMMANDS = {
     ),
     "store": ("store", "Look at, export and import what was measured."),
     "budget": ("run", "Change the budget of the run under way."),
-    "report": ("report", "Make one self-contained HTML page: what was chosen, why, and how the training went."),
+    "report": ("run", "Make one self-contained HTML page: what was chosen, why, and how the training went."),
     "watch": (
         "run",
         "Watch a run in the browser: watts against the budget, progress, log; change the budget there.",

@@ -46,9 +46,7 @@ def demo(
     board: list[str] = Option(list(BOARDS), help="The virtual boards to show it on."),
 ) -> None:
     """Train a small network for real on virtual boards, under budgets that change, beside the usual way to do it."""
-    from underwatt.demo.board import Bench
-    from underwatt.demo.job import digits
-    from underwatt.demo.rivals import samples_in_hindsight
+    from underwatt.demo.board import Bench, digits, samples_in_hindsight
     from underwatt.jobs._torch import torch
     from underwatt.jobs.identity import job_info
     from underwatt.store.store import Store
@@ -110,8 +108,7 @@ def _converge(job: Job, workload: WorkloadInfo, store: Store) -> ConvergenceCurv
 
 
 def _one_board(bench: Bench, samples: dict[int, float]) -> None:
-    from underwatt.demo.board import budgets_w, measure_few, plan_for, train_underwatt
-    from underwatt.demo.rivals import Rivals, passed
+    from underwatt.demo.board import Rivals, budgets_w, measure_few, passed, plan_for, train_underwatt
 
     OUT.rule(f"[bold]{escape(bench.device().info.name)}[/]", align="left", style="dim")
     measured = measure_few(bench)

@@ -11,8 +11,8 @@ from underwatt.errors import BudgetError, InputError
 from underwatt.planning.problem import Outlook
 from underwatt.predict.base import SettingArray
 from underwatt.records import Measurement, PowerMode, Prediction, Status
-from underwatt.rivals import choices as baselines
-from underwatt.rivals.choices import choose_published
+from underwatt.rivals import compare as baselines
+from underwatt.rivals.compare import choose_published
 
 PROBLEM = world.problem(Budget(power_w=7.0))
 TABLE = baselines.Table.measured(PROBLEM, world.everything())
