@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 from scipy.special import log_ndtr, ndtri
 
-from underwatt.convergence.prior import VAGUE, Evidence, ShapePrior, combinations, evidence_of, log_shape
+from underwatt.convergence.prior import VAGUE, RelativeCurve, combinations, evidence_of, log_shape
 from underwatt.errors import InputError
 
 if TYPE_CHECKING:
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from underwatt.convergence.prior import Evidence, ShapePrior
     from underwatt.predict.base import Floats
     from underwatt.records import ConvergenceRun
 
@@ -35,7 +36,7 @@ _LEAST_VARIANCE = 1e-6
 
 
 class SamplesToTarget(Protocol):
-    """Samples to the target by batch size, such as a ``ConvergenceCurve``."""
+    """Samples to the target by batch size, such as a ``ConvergenceCurve``; of a ``RelativeCurve``, ratios alone."""
 
     def predict(self, batch_sizes: Sequence[int]) -> tuple[Floats, Floats]:
         """Mean and standard deviation of the log of the samples; inf where the target is never reached."""
@@ -91,6 +92,10 @@ class ConvergenceCurve:
     def evidence(self, workload: str) -> Evidence:
         """What its runs say of other trainings; of a curve that was fitted with the vague prior."""
         return evidence_of(workload, self._constants, self._weights)
+
+    def relative(self) -> RelativeCurve:
+        """How its batch sizes compare, for another target: the ratios hold there about, the number of samples not."""
+        return RelativeCurve(f"trainings to {self.target:g}", self._constants[:, :4], self._weights)
 
 
 def fit_convergence(

@@ -16,7 +16,6 @@ Adam and its kin (six of the seven trainings below), linear for SGD.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -25,6 +24,8 @@ import numpy as np
 from underwatt.errors import InputError
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
     from numpy.typing import NDArray
 
     from underwatt.predict.base import Floats
