@@ -161,7 +161,7 @@ def test_without_a_listener_notes_go_to_the_logger(job: Job, caplog: pytest.LogC
     underwatt.profile(job, device=NANO, settings=4)
     with caplog.at_level(logging.WARNING, "underwatt"):
         underwatt.plan("5W")
-    assert "every batch size is taken to need the same number of samples" in caplog.text
+    assert "Batch sizes are weighed by what 7 other trainings needed" in caplog.text
 
 
 def test_events_of_a_run_are_records(job: Job) -> None:

@@ -45,15 +45,18 @@ def test_convergence_moves_the_choice_of_batch_size(
 ) -> None:
     assert run("plan", "--budget", "4W", "--json") == 0
     shown = capsys.readouterr()
-    throughput = json.loads(shown.out)
-    assert throughput["per"] == "sample"
-    assert "same number of samples" in " ".join(shown.err.split())
-    assert throughput["plan"]["chosen"]["setting"]["batch_size"] == 32
+    weighed = json.loads(shown.out)
+    assert weighed["per"] == "sample"
+    assert "weighed by what 7 other trainings needed" in " ".join(shown.err.split())
+    assert weighed["plan"]["chosen"]["setting"]["batch_size"] == 32
+    unsure = weighed["plan"]["unsure"]
+    assert 1 == unsure["low"] <= unsure["expected"] < 1.01  # the largest is far ahead on this board
     converge_to(profiled, {4: 1000, 8: 1100, 16: 20_000, 32: 50_000}, tmp_path)
     capsys.readouterr()
     assert run("plan", "--budget", "4W", "--json", "--out", "plan.json") == 0
     planned = json.loads(capsys.readouterr().out)
     assert planned["per"] == "target"
+    assert planned["plan"]["unsure"] is None
     assert planned["plan"]["chosen"]["setting"]["batch_size"] in (4, 8)
     assert planned["plan"]["chosen"]["power_w"]["expected"] <= 4
     assert {other["name"] for other in planned["others"]} >= {"largest batch, highest clock", "maximum mode"}

@@ -200,7 +200,8 @@ def test_convergence_runs_for_another_target_are_not_used(capsys: pytest.Capture
     assert all(line.share is not None for line in read_log("same/log.jsonl").of(Progressed))
     assert run(*common, "--target", "1.01", "--out", "other") == LIMIT
     err = " ".join(capsys.readouterr().err.split())
-    assert "The convergence runs are for 0.85, the job wants 1.01: going by samples a second." in err
+    assert "The convergence runs are for 0.85, the job wants 1.01." in err
+    assert "Batch sizes are weighed by what trainings to 0.85 needed" in err
     assert "underwatt converge" in err
     assert "Samples to target" not in err
     record = read_log("other/log.jsonl")

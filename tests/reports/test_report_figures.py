@@ -252,7 +252,8 @@ def test_without_convergence_times_are_of_one_sample() -> None:
     assert report.front is not None
     assert report.front.per == "sample"
     assert report.front.chosen.time_s.expected < 60
-    assert any("same number of samples" in text for text in report.assumptions)
+    assert any("batch sizes are weighed by what 7 other trainings needed" in text for text in report.assumptions)
+    assert any("Not knowing how this training learns costs" in text for text in report.assumptions)
 
 
 def test_simulated_is_said(whole: Report) -> None:

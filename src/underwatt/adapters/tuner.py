@@ -21,6 +21,7 @@ from underwatt.budget import Budget
 from underwatt.control.live_budget import LiveBudget
 from underwatt.control.pilot import Pilot
 from underwatt.convergence.curve import samples_to_target
+from underwatt.convergence.prior import usual_shape
 from underwatt.device.registry import open_device
 from underwatt.device.signals import uninterrupted
 from underwatt.errors import InputError, OutOfMemoryError
@@ -33,6 +34,7 @@ from underwatt.jobs.training import Completion, LatestLoss
 from underwatt.runlog.inbox import Inbox, claimed_folder, register_run
 from underwatt.runlog.log import RunLog
 from underwatt.store.store import Saver, Store
+from underwatt.studies.study import other_trainings
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -74,11 +76,12 @@ def tune(
     ``budget_w`` is mean watts; ``budget`` may say more: ``"10W peak"``, ``"50Wh"``, ``"08:00-18:00=15W,else=7W"``.
     ``optimizer`` has its learning rate follow the batch size, by ``lr_rule`` (linear for SGD, square root for others)
     from the rate it has now, which is taken to suit ``lr_batch_size`` (the largest batch size where it is not given).
-    ``convergence`` says how many samples the target takes at each batch size; without it, samples a second count. With
-    ``store`` measurements outlive the training, and are known again by the shapes of what the ``optimizer`` trains and
-    by ``name``, which is needed where there is no optimizer. With ``folder`` a log is written there that proves the
-    budget was kept, and ``underwatt budget`` changes it. With ``set_modes=False`` nothing is set on the device: batch
-    size and pauses alone hold the budget. ``cost`` is what a step costs, for simulated devices only.
+    ``convergence`` says how many samples the target takes at each batch size; without it, batch sizes are weighed by
+    what other trainings needed. With ``store`` measurements outlive the training, and are known again by the shapes of
+    what the ``optimizer`` trains and by ``name``, which is needed where there is no optimizer. With ``folder`` a log is
+    written there that proves the budget was kept, and ``underwatt budget`` changes it. With ``set_modes=False`` nothing
+    is set on the device: batch size and pauses alone hold the budget. ``cost`` is what a step costs, for simulated
+    devices only.
     """
     opened = open_device(device) if isinstance(device, str) else device
     live = LiveBudget.from_now(one_budget("A tuner", budget_w, budget), simulated=opened.info.simulated)
@@ -92,12 +95,14 @@ def tune(
     with contextlib.ExitStack() as stack:
         kept = stack.enter_context(Store(Path(store))) if store is not None else None
         log, inbox = _open_log(stack, Path(folder), workload.name, opened) if folder is not None else (None, None)
+        others = other_trainings(kept, workload.id) if kept else ()
+        shape = usual_shape(others) if convergence is None else None
         pilot = Pilot(
             opened,
             workload,
             batch_sizes,
             live,
-            convergence=samples_to_target(convergence),
+            convergence=shape or samples_to_target(convergence),
             cost=cost,
             known=kept.measurements(kept.profile_id(opened.info, workload), telling=True) if kept else (),
             references=references,
@@ -108,14 +113,15 @@ def tune(
             set_modes=set_modes,
             options=options,
         )
-        return Tuner(pilot, rate, stack.pop_all())
+        said = f"Batch sizes are weighed by {shape.said()}. Give convergence=… where you know better." if shape else ""
+        return Tuner(pilot, rate, stack.pop_all(), said if len(set(batch_sizes)) > 1 else "")
 
 
 class Tuner:
     """A training loop's side of a budget; made by ``tune``."""
 
-    def __init__(self, pilot: Pilot, rate: RateFollower | None, stack: contextlib.ExitStack) -> None:
-        self._pilot, self._rate, self._stack = pilot, rate, stack
+    def __init__(self, pilot: Pilot, rate: RateFollower | None, stack: contextlib.ExitStack, said: str = "") -> None:
+        self._pilot, self._rate, self._stack, self._said = pilot, rate, stack, said
         self._simulated = pilot.device.info.simulated
         self._completion = Completion(on_gpu=False if self._simulated else None)
         self._latest_loss = LatestLoss()
@@ -130,6 +136,8 @@ class Tuner:
             if self._rate is not None:
                 self._stack.callback(self._rate.close)  # after the device was put back
             self._stack.enter_context(self._pilot)
+            if self._said:
+                self.note("info", self._said)
         except BaseException:
             self._stack.close()
             raise

@@ -31,7 +31,15 @@ from underwatt.jobs.runs import Run, RunOptions, RunResult, run_command, run_job
 from underwatt.measure.measurement import MeasureOptions
 from underwatt.measure.series import expected_s, ordered_settings, run_profile, to_measure
 from underwatt.records import Profile
-from underwatt.studies.study import StudySettings, data_note, newest_rates, spread_batch_sizes, study
+from underwatt.studies.study import (
+    StudySettings,
+    data_note,
+    newest_rates,
+    other_trainings,
+    spread_batch_sizes,
+    stored_runs,
+    study,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -39,6 +47,7 @@ if TYPE_CHECKING:
     from underwatt.api.lookup import AnyJob, AnyStore, Listener
     from underwatt.control.pilot import Pilot
     from underwatt.convergence.curve import ConvergenceCurve
+    from underwatt.convergence.prior import Evidence
     from underwatt.device.base import Device
     from underwatt.errors import UnderwattError
     from underwatt.measure.series import ProfileOutcome
@@ -233,7 +242,8 @@ def run(
             curve = lookup.curve_to(kept, info, loaded.target, listener)
         else:
             workload, _ = lookup.job_workload(words, device, options.lr, options.lr_batch_size)
-            info, sizes, curve = workload.info, lookup.some_batch_sizes(options.batch_sizes), None
+            info, sizes = workload.info, lookup.some_batch_sizes(options.batch_sizes)
+            curve = lookup.stored_curve(kept, info, listener)
         folder = options.folder_for(info.name)
         references = lookup.load_references(
             kept, options.references, kept.profile(kept.profile_id(device.info, info), telling=True)
@@ -335,12 +345,14 @@ def report_figures(
     record = lookup.find_run(run)
     runs: tuple[ConvergenceRun, ...] = ()
     others: list[Profile] = []
+    learned: Sequence[Evidence] = ()
     if store is None and record is not None and not profile and not default_store_path().exists():
         measured = profile_of(record)
     else:
         with lookup.opened(store, create=False) as kept:
             measured, record = _reported(kept, profile, record, asked=run is not None)
-            runs = lookup.stored_runs(kept, measured.workload.id)
+            runs = stored_runs(kept, measured.workload.id)
+            learned = other_trainings(kept, measured.workload.id)
             others = lookup.load_references(kept, references, measured)
     here = lookup.profiled_device(measured)
     return build_report(
@@ -353,6 +365,7 @@ def report_figures(
         record=record,
         references=others,
         stock_modes=here.stock_modes() if isinstance(here, HasStockModes) else None,
+        others=learned,
     )
 
 

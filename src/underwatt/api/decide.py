@@ -14,6 +14,7 @@ from underwatt.api.lookup import log_notes
 from underwatt.budget import DAY_S, time_of_day_s, whole_budget
 from underwatt.control.live_budget import now_on_the_wall_s
 from underwatt.control.measured_search import comparable, measure_as_you_go
+from underwatt.convergence.prior import RelativeCurve
 from underwatt.device.base import HasStockModes, permitted_space
 from underwatt.errors import BudgetError, InputError, MissingExtraError, PredictError
 from underwatt.events import Noted
@@ -178,7 +179,7 @@ class DevicePlan(Plan):
     """A plan for a job on a device, and what others would take; ``record`` is what its file and a store hold."""
 
     others: tuple[Alternative, ...]
-    per_sample: bool  # convergence is not known: times are of one sample, not to the target
+    per_sample: bool  # convergence is not known: times are of one useful sample, not to the target
     course: Course | None  # over a schedule; the plan itself is then that of its highest level
     record: Mapping[str, Any]
 
@@ -229,7 +230,8 @@ def plan(
     whole training (``"50Wh"``, ``"2h"``). It is planned from what a ``profile`` holds, the newest by default; with
     ``job`` that is measured on the ``device`` as far as it is worth it, and the choice was then measured to fit. An
     unmeasured choice exceeds the budget with a chance of at most ``risk``. Stored convergence runs of the job are used,
-    or those of the id ``convergence``, for their newest target or ``target``. The listener gets ``SearchStep``.
+    or those of the id ``convergence``, for their newest target or ``target``; without any, batch sizes are weighed by
+    what other trainings needed, and no time to the target is known. The listener gets ``SearchStep``.
 
     A budget may change: ``"08:00-18:00=15W,else=7W"``, or ``schedule``, a CSV file of watts over time. The plan's
     ``course`` then says what is done at each level and when the target is reached, from the time of day ``start``, such
@@ -270,13 +272,13 @@ def plan(
         powertrain=_powertrain(problem, measured, others, listener) if powertrain else None,
         truth=truth_of(here, problem.candidates, workload.cost() if workload else None),
     )
-    record = plan_record(chosen, measured.device, measured.workload, others=rivals, per_sample=curve is None)
+    record = plan_record(chosen, measured.device, measured.workload, others=rivals, per_sample=not problem.to_target)
     if course is not None:
         record |= {"schedule": str(wanted), "course": to_json(course)}
     if searches:
         record |= {"measured_now": sum(len(one.measurements) for one in searches), "stopped": searches[-1].stopped}
     parts = {part.name: getattr(chosen, part.name) for part in fields(Plan)}
-    return DevicePlan(**parts, others=rivals, per_sample=curve is None, course=course, record=record)
+    return DevicePlan(**parts, others=rivals, per_sample=not problem.to_target, course=course, record=record)
 
 
 def _to_measure(
@@ -303,13 +305,13 @@ def _problem(
     measured: Profile,
     device: Device | None,
     batch_sizes: tuple[int, ...],
-    curve: ConvergenceCurve | None,
+    curve: ConvergenceCurve | RelativeCurve,
     budget: Budget,
     goal: Goal,
     tell: Listener,
 ) -> Problem:
     """What is asked for; all modes of a device that is measured on, else of what was profiled."""
-    if curve is None and (budget.energy_j or budget.deadline_s or goal is Goal.LEAST_ENERGY):
+    if isinstance(curve, RelativeCurve) and (budget.energy_j or budget.deadline_s or goal is Goal.LEAST_ENERGY):
         # Before anything is measured for it.
         raise InputError(
             "Energy and time of a whole training need to be known by how many samples it takes.",
@@ -321,7 +323,7 @@ def _problem(
     else:
         space = lookup.offered_modes(measured, tell)
         _warn_of_extremes(sizes, _sizes(measured), "measured", tell)
-    if curve is not None:
+    if not isinstance(curve, RelativeCurve):
         _warn_of_extremes(sizes, [one.batch_size for one in curve.observed], "trained to the target", tell)
     candidates = lookup.every_setting(space, sizes)
     candidates = candidates.take(np.flatnonzero(fits_memory(candidates, measured.measurements)))

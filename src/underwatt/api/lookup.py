@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO, TypeAlias
 
 from underwatt.convergence.curve import fit_convergence, targets_of
+from underwatt.convergence.prior import shape_prior, usual_shape
 from underwatt.device.base import permitted_space
 from underwatt.device.registry import open_device
 from underwatt.device.session import Session
@@ -25,13 +26,14 @@ from underwatt.predict.design import first_settings
 from underwatt.runlog.log import read_log
 from underwatt.store import exchange
 from underwatt.store.store import Store
-from underwatt.studies.study import newest_rates
+from underwatt.studies.study import other_trainings, stored_runs
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
     from contextlib import AbstractContextManager
 
     from underwatt.convergence.curve import ConvergenceCurve
+    from underwatt.convergence.prior import RelativeCurve
     from underwatt.device.base import Device
     from underwatt.jobs.job import Job
     from underwatt.measure.workload import Workload
@@ -140,15 +142,10 @@ def find_run(run: Path | str | None) -> RunRecord | None:
 # Convergence.
 
 
-def stored_runs(store: Store, workload_id: str) -> tuple[ConvergenceRun, ...]:
-    """A workload's convergence runs that still count."""
-    return newest_rates(next((runs for _, runs in store.convergence(workload_id)), ()))
-
-
 def stored_curve(
     store: Store, workload: WorkloadInfo, tell: Listener, *, wanted_id: str = "", target: float | None = None
-) -> ConvergenceCurve | None:
-    """Samples to target from the stored runs of a workload; says so where there are none that reached it."""
+) -> ConvergenceCurve | RelativeCurve:
+    """Samples to target from the stored runs of a workload; where none reached it, what other trainings let expect."""
     runs = stored_runs(store, wanted_id or workload.id)
     if wanted_id and not runs:
         raise InputError(f"There are no convergence runs {wanted_id!r}.", hint="`underwatt store ls` lists them.")
@@ -157,24 +154,33 @@ def stored_curve(
         hint = f"There are: {named}." if named else "`underwatt converge JOB` makes runs."
         raise InputError(f"No run was made for target {target:g}.", hint=hint)
     aim = target if target is not None or not runs else runs[-1].target
+    others = other_trainings(store, wanted_id or workload.id)
     if not any(run.reached and run.target == aim for run in runs):
+        shape = usual_shape(others)
         why = f"No training reached the target {aim:g}" if runs else "No convergence runs of this workload are stored"
-        text = f"{why}, so every batch size is taken to need the same number of samples."
-        tell(Noted(level="warning", text=f"{text} `underwatt converge JOB` makes some."))
-        return None
+        tell(Noted(level="warning", text=f"{why}. {weighed_by(shape)}"))
+        return shape
     count = sum(run.target == aim for run in runs)
     tell(Noted(level="info", text=f"Samples to target {aim:g}, from {count} trainings."))
-    return fit_convergence(runs, aim)
+    return fit_convergence(runs, aim, prior=shape_prior(others))
 
 
-def curve_to(store: Store, workload: WorkloadInfo, target: float, tell: Listener) -> ConvergenceCurve | None:
-    """Samples to this very target; runs that were made for another one say nothing of it."""
-    made_for = targets_of(stored_runs(store, workload.id))
-    if made_for and target not in made_for:
-        text = f"The convergence runs are for {', '.join(f'{one:g}' for one in made_for)}, the job wants {target:g}"
-        tell(Noted(level="warning", text=f"{text}: going by samples a second. Run `underwatt converge`."))
-        return None
-    return stored_curve(store, workload, tell, target=target if made_for else None)
+def curve_to(store: Store, workload: WorkloadInfo, target: float, tell: Listener) -> ConvergenceCurve | RelativeCurve:
+    """Samples to this very target; of runs that were made for others, only how batch sizes compare in the nearest."""
+    runs = stored_runs(store, workload.id)
+    made_for = targets_of(runs)
+    reached = sorted({run.target for run in runs if run.reached}, key=lambda one: abs(one - target))
+    if target in made_for or not reached:
+        return stored_curve(store, workload, tell, target=target if target in made_for else None)
+    shape = fit_convergence(runs, reached[0], prior=shape_prior(other_trainings(store, workload.id))).relative()
+    text = f"The convergence runs are for {', '.join(f'{one:g}' for one in made_for)}, the job wants {target:g}."
+    tell(Noted(level="warning", text=f"{text} {weighed_by(shape)}"))
+    return shape
+
+
+def weighed_by(shape: RelativeCurve) -> str:
+    """What batch sizes are weighed by while it is not known how this training learns, in a sentence or two."""
+    return f"Batch sizes are weighed by {shape.said()}. `underwatt converge JOB` would make it sure."
 
 
 # Devices and their settings.

@@ -161,7 +161,7 @@ def _say_search(event: object) -> None:
 
 
 def _show_plan(plan: DevicePlan, risk: float) -> None:
-    """The choice, why, and what others would take; without convergence, times are milliseconds of one sample."""
+    """The choice, why, and what others would take; without convergence, times are those of a useful sample."""
     from underwatt.rivals.compare import as_alternative, cannot_keep, joined, too_few_for_published
 
     best, per_sample, others = plan.chosen, plan.per_sample, plan.others
@@ -175,12 +175,19 @@ def _show_plan(plan: DevicePlan, risk: float) -> None:
         common.say(f"At its highest level, {plan.budget}, if that lasted:")
     common.say(f"[green bold]{best.setting}[/]")
     common.say(
-        f"  {time} ({low} to {high}){' ms a sample' if per_sample else ''}, "
+        f"  {time} ({low} to {high}){' ms a useful sample' if per_sample else ''}, "
         f"{best.power_w.expected:.2f} W ({best.power_w.low:.2f} to {best.power_w.high:.2f}), "
         + ("" if per_sample else f"{energy} Wh ({least} to {most}), ")
         + ("measured" if best.measured else "predicted")
     )
-    common.say(f"  {escape(plan.reason)}\n")
+    common.say(f"  {escape(plan.reason)}")
+    if plan.unsure is not None:
+        mean, high = (f"{100 * (ratio - 1):.0f}%" for ratio in (plan.unsure.expected, plan.unsure.high))
+        common.say(
+            f"  [yellow]Not knowing how this training learns costs {mean} of the time on average, and nine times in "
+            f"ten less than {high}; `underwatt converge JOB` would make it sure.[/]"
+        )
+    common.say("")
     if plan.course is not None:
         _show_course(plan)
     near = (("faster neighbour", plan.faster), ("thriftier neighbour", plan.thriftier))

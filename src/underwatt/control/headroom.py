@@ -153,7 +153,7 @@ class Headroom:
 
     def expected_s(self, setting: Setting | None) -> float:
         """What a whole training takes at a setting, as the device is now; inf while that is not known."""
-        known = self.knowledge.of(setting) if setting else None
+        known = self.knowledge.of(setting) if setting and self.base.to_target else None
         if known is None:
             return math.inf
         row = int(np.argmax(self.base.candidates.batch_size == known.setting.batch_size))

@@ -21,6 +21,7 @@ from underwatt.control.measured_search import comparable
 from underwatt.control.publisher import LATE_S, PERIOD_S, Publisher
 from underwatt.control.state import FastPath
 from underwatt.control.verdict import LiveJudge
+from underwatt.convergence.prior import RelativeCurve
 from underwatt.device.base import HasRecordedPower, SimulatesLoad, permitted_space
 from underwatt.device.session import Session
 from underwatt.device.signals import interruptible, uninterrupted
@@ -233,7 +234,7 @@ class Pilot:
     @property
     def time_left_s(self) -> float:
         """Expected time to the target; inf where nothing is known of it."""
-        return self.controller.time_left_s if self._convergence is not None else math.inf
+        return self.controller.time_left_s
 
     def continues(
         self, *, samples: int, steps: int, share: float, energy_j: float, verdict: Verdict | None = None
@@ -445,7 +446,7 @@ class Pilot:
                 energy_j=controller.energy_j,
                 time_left_s=left_s if math.isfinite(left_s) else None,
                 gap_share=controller.pause_share,
-                share=self.share if self._convergence is not None else None,
+                share=self.share if self._share_of_sample else None,
                 verdict=controller.verdict,
             )
         )
@@ -483,7 +484,7 @@ class Pilot:
 
 def _shares(convergence: SamplesToTarget | None, sizes: Sequence[int]) -> dict[int, float]:
     """How much of the way to the target one sample is, by batch size."""
-    if convergence is None:
+    if convergence is None or isinstance(convergence, RelativeCurve):
         return {}
     logs, _ = convergence.predict(list(sizes))
     return {size: math.exp(-float(log)) for size, log in zip(sizes, logs, strict=True)}

@@ -1,9 +1,8 @@
 """A curve of samples-to-target against batch size, with uncertainty, from runs at a few batch sizes.
 
-The curve is E · (1 + (b / B_noise)^q + (B_small / b)^p). The first two terms are the gradient-noise law (McCandlish et
-al. 2018, where q = 1); real runs also need more samples at very small batches, hence the third. The constants are not
-fitted to one value: a grid of them is weighted by how well each explains the runs, so that few runs give wide
-intervals. A smooth deviation from the curve lets the prediction follow what was measured where it was measured.
+The curve is that of ``prior.py``, with its scale. The constants are not fitted to one value: a grid of them, weighted
+beforehand by what other trainings let expect, is weighted by how well each explains the runs, so that few runs give
+wide intervals. A smooth deviation from the curve lets the prediction follow what was measured where it was measured.
 """
 
 from __future__ import annotations
@@ -16,6 +15,7 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 from scipy.special import log_ndtr, ndtri
 
+from underwatt.convergence.prior import VAGUE, RelativeCurve, combinations, evidence_of, log_shape
 from underwatt.errors import InputError
 
 if TYPE_CHECKING:
@@ -23,17 +23,12 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from underwatt.convergence.prior import Evidence, ShapePrior
     from underwatt.predict.base import Floats
     from underwatt.records import ConvergenceRun
 
 # Chosen with benchmarks/convergence_curve.py.
-# Grids of the constants and how likely each value is before anything is known; batch sizes in powers of two.
-_LOG2_NOISE = np.arange(0.0, 17.1, 0.75)
-_LOG2_SMALL = np.arange(-6.0, 8.1, 0.75)
-_NOISE_CENTRE, _NOISE_SPREAD = 8.0, 3.0
-_SMALL_CENTRE, _SMALL_SPREAD = -1.0, 2.5
-_NOISE_POWERS = {0.7: 0.2, 1.0: 0.5, 1.4: 0.2, 2.0: 0.1}
-_SMALL_POWERS = {1.0: 0.4, 2.0: 0.35, 3.0: 0.25}
+_STEP = 0.75  # of log2 B_noise and log2 B_small
 _DEVIATIONS = {0.05: 0.35, 0.12: 0.4, 0.25: 0.25}  # of log samples from the curve
 _DEVIATION_LENGTH_LOG2 = 1.0
 _SEED_SPREAD, _SEED_WEIGHT = 0.1, 2.0  # of log samples between seeds, and how many runs' worth we believe it
@@ -41,7 +36,7 @@ _LEAST_VARIANCE = 1e-6
 
 
 class SamplesToTarget(Protocol):
-    """Samples to the target by batch size, such as a ``ConvergenceCurve``."""
+    """Samples to the target by batch size, such as a ``ConvergenceCurve``; of a ``RelativeCurve``, ratios alone."""
 
     def predict(self, batch_sizes: Sequence[int]) -> tuple[Floats, Floats]:
         """Mean and standard deviation of the log of the samples; inf where the target is never reached."""
@@ -79,7 +74,7 @@ class ConvergenceCurve:
         for rows, deviation, solved in _by_deviation(self._constants, at, values, variances):
             to_asked = deviation**2 * _correlation(asked, at)
             gain = to_asked @ solved.inverse
-            means[rows] = _shape(self._constants[rows], asked) + solved.scale[:, None] + solved.residuals @ gain.T
+            means[rows] = log_shape(self._constants[rows], asked) + solved.scale[:, None] + solved.residuals @ gain.T
             left = deviation**2 - np.einsum("ij,ij->i", gain, to_asked)
             unsure = (1.0 - gain.sum(1)) ** 2 * solved.scale_variance  # the level itself is estimated from the runs
             stds[rows] = np.sqrt(np.maximum(left + unsure, _LEAST_VARIANCE))
@@ -94,13 +89,26 @@ class ConvergenceCurve:
         reach = float(ndtri(0.5 + quantile / 2)) * std
         return np.exp(mean - reach), np.exp(mean + reach)
 
+    def evidence(self, workload: str) -> Evidence:
+        """What its runs say of other trainings; of a curve that was fitted with the vague prior."""
+        return evidence_of(workload, self._constants, self._weights)
+
+    def relative(self) -> RelativeCurve:
+        """How its batch sizes compare, for another target: the ratios hold there about, the number of samples not."""
+        return RelativeCurve(f"trainings to {self.target:g}", self._constants[:, :4], self._weights)
+
 
 def fit_convergence(
-    runs: Sequence[ConvergenceRun], target: float | None = None, *, resolution_samples: float = 0.0
+    runs: Sequence[ConvergenceRun],
+    target: float | None = None,
+    *,
+    resolution_samples: float = 0.0,
+    prior: ShapePrior = VAGUE,
 ) -> ConvergenceCurve:
     """The curve through the runs of one target (the only one, or the one named).
 
     ``resolution_samples`` is the distance between evaluations where runs were not interpolated between them.
+    ``prior`` is what other trainings let expect, which few runs refine and many overrule.
     """
     chosen = _of_target(runs, target)
     observed = _observe(chosen, resolution_samples)
@@ -109,7 +117,7 @@ def fit_convergence(
             f"No run reached the target {chosen[0].target:g}, so nothing can be said about batch sizes.",
             hint="Choose an easier target, or let runs take more samples.",
         )
-    constants, log_prior = _grid()
+    constants, log_prior = combinations(prior, _STEP, _STEP, _DEVIATIONS)
     at, values, variances = _points(observed)
     log_likelihood = np.empty(len(constants))
     failed_at = np.array([o.batch_size for o in observed if not o.reached], float)
@@ -118,7 +126,7 @@ def fit_convergence(
         log_likelihood[rows] = solved.log_likelihood()
         if len(failed_at):
             # A run that was given up needs more than the longest that was not.
-            over = _shape(constants[rows], failed_at) + solved.scale[:, None] - most
+            over = log_shape(constants[rows], failed_at) + solved.scale[:, None] - most
             log_likelihood[rows] += log_ndtr(over / math.hypot(deviation, _SEED_SPREAD)).sum(1)
     log_weights = log_prior + log_likelihood
     weights = np.exp(log_weights - log_weights.max())
@@ -194,27 +202,6 @@ def _hopeless(observed: tuple[Observed, ...], asked: Floats) -> NDArray[np.bool_
     return (asked >= above) | (asked <= below) | np.isin(asked, failed)
 
 
-def _grid() -> tuple[Floats, Floats]:
-    """Every combination of constants, one a row, and the log of how likely each is before anything is known."""
-    tables = (_NOISE_POWERS, _SMALL_POWERS, _DEVIATIONS)
-    axes = [_LOG2_NOISE, _LOG2_SMALL, *(np.array(list(table)) for table in tables)]
-    priors = [
-        -0.5 * ((_LOG2_NOISE - _NOISE_CENTRE) / _NOISE_SPREAD) ** 2,
-        -0.5 * ((_LOG2_SMALL - _SMALL_CENTRE) / _SMALL_SPREAD) ** 2,
-        *(np.log(np.array(list(table.values()))) for table in tables),
-    ]
-    constants = np.stack([grid.ravel() for grid in np.meshgrid(*axes, indexing="ij")], axis=1)
-    log_prior = sum(grid.ravel() for grid in np.meshgrid(*priors, indexing="ij"))
-    return constants, np.asarray(log_prior)
-
-
-def _shape(constants: Floats, batch_sizes: Floats) -> Floats:
-    """Log of the curve without its scale, one row a combination of constants."""
-    log2 = np.log2(batch_sizes)[None, :]
-    noise, small, q, p = (constants[:, i, None] for i in range(4))
-    return np.asarray(np.log1p(np.exp2(q * (log2 - noise)) + np.exp2(p * (small - log2))))
-
-
 def _correlation(one: Floats, other: Floats) -> Floats:
     """How alike deviations at two batch sizes are (Matérn 3/2 in powers of two)."""
     distance = math.sqrt(3) * np.abs(np.log2(one)[:, None] - np.log2(other)[None, :]) / _DEVIATION_LENGTH_LOG2
@@ -246,7 +233,7 @@ def _by_deviation(
         covariance = deviation**2 * _correlation(at, at) + np.diag(variances + _LEAST_VARIANCE)
         inverse = np.asarray(np.linalg.inv(covariance), np.float64)
         scale_variance = float(1 / inverse.sum())
-        differences = values - _shape(constants[rows], at)
+        differences = values - log_shape(constants[rows], at)
         scale = differences @ inverse.sum(0) * scale_variance
         log_determinant = float(np.linalg.slogdet(covariance)[1])
         yield rows, deviation, _Solved(inverse, log_determinant, scale_variance, scale, differences - scale[:, None])

@@ -66,6 +66,8 @@ class Plan:
     thriftier: Expectation | None  # the next one on the front that draws less: it is slower
     front: tuple[Expectation, ...]  # from the fastest to the one that draws least
     reason: str
+    # Time over that of the batch size that would be best if it were known how this training learns; none where it is.
+    unsure: Interval | None = None
 
     @property
     def setting(self) -> Setting:
@@ -174,7 +176,20 @@ def _plan(known: Candidates, allowed: NDArray[np.bool_], how: str, risk: float) 
         thriftier=around[thriftier[0]] if thriftier else None,
         front=tuple(around[at] for at in rows.tolist()),
         reason=_reason(problem, around[row], int(allowed.sum()), how),
+        unsure=_unsure(known, allowed, row),
     )
+
+
+def _unsure(known: Candidates, allowed: NDArray[np.bool_], row: int) -> Interval | None:
+    """What it may cost that only other trainings say how batch sizes learn."""
+    problem = known.problem
+    if problem.shape is None:
+        return None
+    sample_s = np.exp(known.outlook.log_time_s - problem.log_samples)
+    sizes = problem.candidates.batch_size
+    best_s = {int(size): float(sample_s[allowed & (sizes == size)].min()) for size in np.unique(sizes[allowed])}
+    expected, high = problem.shape.regret(best_s, int(sizes[row]))
+    return Interval(1 + expected, 1.0, 1 + high)
 
 
 def _intervals(log_expected: Floats, std: Floats, log_skew: Floats | float) -> list[Interval]:
@@ -265,6 +280,8 @@ def _reason(problem: Problem, chosen: Expectation, allowed: int, how: str) -> st
         aim = "reaches the target with the least energy"
     else:
         aim = "reaches the target soonest" if problem.to_target else "trains the most samples a second"
+        if problem.shape is not None:
+            aim += f", batch sizes weighed by {problem.shape.said()},"
     known = "it was measured" if chosen.measured else f"its own risk is {100 * chosen.chance_over:.1f}%"
     among = f"of the {allowed:,} (of {len(problem):,}) settings that keep {problem.budget} {how}"
     return f"{chosen.setting} {aim} {among}; {known}."

@@ -15,6 +15,7 @@ import numpy as np
 from scipy.special import ndtr
 
 from underwatt.budget import Budget, Watts
+from underwatt.convergence.prior import RelativeCurve
 from underwatt.errors import InputError
 
 if TYPE_CHECKING:
@@ -102,7 +103,8 @@ class Problem:
     budget: Budget
     goal: Goal = Goal.SOONEST
     idle_w: float | None = None
-    to_target: bool = True  # False where nothing is known of convergence, and the problem is to train one sample
+    to_target: bool = True  # False where times are those of one sample, weighed by ``shape`` where there is one
+    shape: RelativeCurve | None = None  # how batch sizes compare, where the samples to the target are not known
 
     @classmethod
     def of(
@@ -114,20 +116,27 @@ class Problem:
         *,
         idle_w: float | None = None,
     ) -> Problem:
-        """The problem of reaching a target; without ``convergence``, of training one sample (highest throughput)."""
+        """The problem of reaching a target; without ``convergence``, of training one sample (highest throughput).
+
+        Of a ``RelativeCurve``, that of one useful sample: what a sample teaches at the best of all batch sizes.
+        """
         if not len(candidates):
             raise InputError("There is no setting to choose from.", hint="Offer at least one mode and batch size.")
         sizes, back = np.unique(candidates.batch_size, return_inverse=True)
         mean = std = np.zeros(len(sizes))
         if convergence is not None:
             mean, std = convergence.predict([int(size) for size in sizes])
+        shape = convergence if isinstance(convergence, RelativeCurve) else None
+        if shape is not None:
+            std = np.zeros(len(sizes))  # their log is compared by its mean, which alone no unknown scale changes
         if not np.any(np.isfinite(mean)):
             raise InputError(
                 "The target is not reached at any of the batch sizes to choose from.",
                 hint="Offer other batch sizes, or choose an easier target.",
             )
         samples, spread = (np.asarray(values)[back.ravel()] for values in (mean, std))
-        return cls(candidates, samples, spread, budget, goal, idle_w, to_target=convergence is not None)
+        to_target = convergence is not None and shape is None
+        return cls(candidates, samples, spread, budget, goal, idle_w, to_target, shape)
 
     def __len__(self) -> int:
         return len(self.candidates)

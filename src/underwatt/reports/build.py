@@ -9,13 +9,14 @@ import numpy as np
 
 from underwatt import __version__
 from underwatt.convergence.curve import fit_convergence, targets_of
+from underwatt.convergence.prior import RelativeCurve, shape_prior, usual_shape
 from underwatt.errors import UnderwattError
 from underwatt.events import Planned
 from underwatt.predict.base import Z90
 from underwatt.reports.figures import Checked, Convergence, Decision, Measurements, Missing, Parity, Report, Title
 from underwatt.reports.plan_figures import decide, energy_by_setting, front_figure, heat_maps, make_plan
 from underwatt.reports.run_figures import energy_figures, happened, trace_figure
-from underwatt.reports.words import duration, figures
+from underwatt.reports.words import duration, figures, percent
 from underwatt.rivals.validate import hold_back, judge
 
 if TYPE_CHECKING:
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 
     from underwatt.budget import Budget
     from underwatt.convergence.curve import ConvergenceCurve
+    from underwatt.convergence.prior import Evidence
     from underwatt.predict.base import SettingArray
     from underwatt.records import ConvergenceRun, Measurement, PowerMode, Profile, Setting
     from underwatt.reports.plan_figures import PlanToExplain
@@ -107,23 +109,24 @@ def build_report(
     record: RunRecord | None = None,
     references: Sequence[Profile] = (),
     stock_modes: Mapping[str, PowerMode] | None = None,
+    others: Sequence[Evidence] = (),
 ) -> Report:
     """Every figure of a workload on a device.
 
     ``candidates`` are the settings to choose from (``None``: too little was measured to choose), ``convergence`` the
-    runs of the workload, ``record`` one training of it.
+    runs of the workload, ``record`` one training of it, ``others`` what other trainings say of how this one learns.
     """
     missing: list[Missing] = []
-    curve = _curve(convergence, target, missing)
+    curve = _curve(convergence, target, others, missing)
     planned = _planned(profile, candidates, budget, curve, record, references, stock_modes, missing)
     found: dict[str, Any] = {}
     if planned is not None:
-        sentence, key_figures = decide(planned, None if curve is None else curve.target)
+        sentence, key_figures = decide(planned, None if isinstance(curve, RelativeCurve) else curve.target)
         found["decision"] = Decision(sentence, planned.reason, key_figures)
         found["front"] = front_figure(planned)
         found["time_map"], found["power_map"] = heat_maps(planned) or (None, None)
         found["energy_by_setting"] = energy_by_setting(planned, found["front"])
-    if curve is not None:
+    if not isinstance(curve, RelativeCurve):
         sizes = () if candidates is None else sorted({int(size) for size in candidates.batch_size})
         chosen = None if planned is None else planned.chosen.setting.batch_size
         found["convergence"] = convergence_figure(convergence, curve, sizes, chosen)
@@ -152,27 +155,30 @@ def build_report(
     )
 
 
-def _curve(runs: Sequence[ConvergenceRun], target: float | None, missing: list[Missing]) -> ConvergenceCurve | None:
+def _curve(
+    runs: Sequence[ConvergenceRun], target: float | None, others: Sequence[Evidence], missing: list[Missing]
+) -> ConvergenceCurve | RelativeCurve:
     made_for = targets_of(runs)
     if not runs:
         why = "No convergence runs of this workload are stored."
     elif target is not None and target not in made_for:
         made = ", ".join(f"{one:g}" for one in made_for)
-        why = f"The convergence runs are for {made}, the target is {target:g}: times are those of one sample."
+        why = f"The convergence runs are for {made}, the target is {target:g}."
     else:
         try:
-            return fit_convergence(runs, runs[-1].target if target is None else target)
+            aim = runs[-1].target if target is None else target
+            return fit_convergence(runs, aim, prior=shape_prior(others))
         except UnderwattError as exc:
             why = exc.message
     missing.append(Missing("Convergence", why, _CONVERGE))
-    return None
+    return usual_shape(others)
 
 
 def _planned(
     profile: Profile,
     candidates: SettingArray | None,
     budget: Budget | None,
-    curve: ConvergenceCurve | None,
+    curve: ConvergenceCurve | RelativeCurve,
     record: RunRecord | None,
     references: Sequence[Profile],
     stock_modes: Mapping[str, PowerMode] | None,
@@ -233,7 +239,7 @@ def _assumptions(
     planned: PlanToExplain | None,
     record: RunRecord | None,
     references: Sequence[Profile],
-    curve: ConvergenceCurve | None,
+    curve: ConvergenceCurve | RelativeCurve,
 ) -> tuple[str, ...]:
     found = []
     if profile.device.simulated:
@@ -253,12 +259,18 @@ def _assumptions(
             f"{chosen} where its predicted risk to exceed the budget is at most {100 * planned.plan.risk:g}%; bands "
             "and intervals hold the truth nine times in ten."
         )
-        if planned.per == "sample":
+        if isinstance(curve, RelativeCurve):
             found.append(
-                "No convergence runs for this target: every batch size is taken to need the same number of samples, so "
-                "times are those of one sample."
+                f"No convergence runs for this target: batch sizes are weighed by {curve.said()}. So times are those "
+                "of one useful sample: what a sample teaches at the best of all batch sizes."
             )
-    if curve is not None:
+            if planned.plan.unsure is not None:
+                cost = planned.plan.unsure
+                found.append(
+                    f"Not knowing how this training learns costs {percent(cost.expected - 1)} of the time on average, "
+                    f"and nine times in ten less than {percent(cost.high - 1)}; `{_CONVERGE}` would make it sure."
+                )
+    if not isinstance(curve, RelativeCurve):
         found.append(
             "Samples to the target come from training on the data given to `underwatt converge`; other data may need "
             "another number."

@@ -242,7 +242,7 @@ def draw_front(front: Front, simulated: bool) -> Drawing:
         left = (budget_w - box[0]) / (box[1] - box[0]) < EDGE
         beside: dict[str, Any] = {"xanchor": "left", "xshift": 4} if left else {"xanchor": "right", "xshift": -4}
         labels.append(label(text, budget_w, 1, yref="paper", yanchor="top", **beside))
-    what = "Time to target" if front.per == "target" else "Time of one sample"
+    what = "Time to target" if front.per == "target" else "Time of a useful sample"
     return drawing(
         traces,
         height=440,
@@ -343,7 +343,7 @@ def draw_map(heat: HeatMap, simulated: bool) -> Drawing:
         points(dots_x, dots_y, ["measured"] * len(dots), size=7, color=INK, line=edge),
         points([column], [row], ["the choice"], symbol="circle-open", size=17, color=OVER, line={"width": 3}),
     ]
-    of_time = "Time to target" if heat.per == "target" else "Time of one sample"
+    of_time = "Time to target" if heat.per == "target" else "Time of a useful sample"
     title = (of_time if heat.quantity == "time_s" else "Mean power") + (" (simulated)" if simulated else "")
     step = max(1, math.ceil(rows / 12))
     return drawing(

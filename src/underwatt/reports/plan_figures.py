@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from underwatt.budget import Budget
-    from underwatt.convergence.curve import ConvergenceCurve
+    from underwatt.convergence.curve import SamplesToTarget
     from underwatt.planning.choice import Expectation, Plan
     from underwatt.predict.base import SettingArray
     from underwatt.records import Measurement, PowerMode, Profile, Setting
@@ -63,7 +63,7 @@ def make_plan(
     profile: Profile,
     candidates: SettingArray,
     budget: Budget,
-    curve: ConvergenceCurve | None,
+    curve: SamplesToTarget,
     references: Sequence[Profile],
     stock_modes: Mapping[str, PowerMode] | None,
     decided: tuple[Setting, str] | None,
@@ -95,15 +95,15 @@ def make_plan(
         chosen=chosen,
         reason=reason,
         others=compare(problem, prediction, measurements, stock_modes=stock_modes),
-        per="sample" if curve is None else "target",
+        per="target" if problem.to_target else "sample",
         by_run=by_run,
         paused=known.outlook.log_time_s > steps_alone.log_time_s,
     )
 
 
 def took(time_s: float, per: str) -> str:
-    """A time to the target, or of one sample."""
-    return duration(time_s) if per == "target" else f"{duration(time_s)} a sample"
+    """A time to the target, or of one useful sample."""
+    return duration(time_s) if per == "target" else f"{duration(time_s)} a useful sample"
 
 
 def decide(planned: PlanToExplain, target: float | None) -> tuple[str, tuple[KeyFigure, ...]]:
@@ -152,13 +152,13 @@ def _key_figures(planned: PlanToExplain, gain: tuple[Alternative, float] | None)
         against = f"{percent(chosen.power_w.expected / bound_w)} of {bound(bound_w)}"
     found = [
         KeyFigure(
-            "Time to target" if per == "target" else "Time of one sample",
+            "Time to target" if per == "target" else "Time of a useful sample",
             duration(chosen.time_s.expected),
             f"90%: {span(chosen.time_s, duration)}",
         ),
         KeyFigure("Mean power", watts(chosen.power_w.expected), against),
         KeyFigure(
-            "Energy to target" if per == "target" else "Energy of one sample",
+            "Energy to target" if per == "target" else "Energy of a useful sample",
             energy(chosen.energy_j.expected),
             f"90%: {span(chosen.energy_j, energy)}",
         ),
@@ -284,7 +284,7 @@ def energy_by_setting(planned: PlanToExplain, front: Front) -> EnergyBySetting:
     """Energy of the choice and of what others would choose."""
     others = tuple(other for other in front.others if math.isfinite(other.choice.energy_j))
     spent = energy(planned.chosen.energy_j.expected)
-    message = f"The choice is expected to take {spent}{' a sample' if planned.per == 'sample' else ''}"
+    message = f"The choice is expected to take {spent}{' a useful sample' if planned.per == 'sample' else ''}"
     if others:
         low, high = (pick(others, key=lambda other: other.choice.energy_j).choice for pick in (min, max))
         message += f"; others from {energy(low.energy_j)} ({low.name}) to {energy(high.energy_j)} ({high.name})"

@@ -28,16 +28,20 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
+from underwatt.convergence.curve import fit_convergence
 from underwatt.errors import InputError, StepError, UnderwattError
 from underwatt.jobs.job_address import load_job
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
+    from underwatt.convergence.prior import Evidence
     from underwatt.jobs.job import Effort, Job
     from underwatt.records import ConvergenceRun
+    from underwatt.store.store import Store
 
 DEFAULT_POINTS = 4
+MOST_OTHERS = 10  # workloads of a store, to learn from how another one may learn
 # Generous, because a large batch may be the choice although it needs many times the samples: on a large GPU a step
 # takes hardly longer at 30 times the batch size. On a small board a fraction of this would do.
 HOPELESS_FACTOR = 10.0
@@ -282,6 +286,23 @@ def newest_rates(runs: Iterable[ConvergenceRun]) -> tuple[ConvergenceRun, ...]:
         return math.isclose(one, other, rel_tol=1e-6) or (math.isnan(one) and math.isnan(other))
 
     return tuple(run for run in last.values() if same(run.learning_rate, newest[run.batch_size, run.target]))
+
+
+def stored_runs(store: Store, workload_id: str) -> tuple[ConvergenceRun, ...]:
+    """A workload's convergence runs that still count."""
+    return newest_rates(next((runs for _, runs in store.convergence(workload_id)), ()))
+
+
+def other_trainings(store: Store, workload_id: str) -> list[Evidence]:
+    """What the convergence runs of other workloads say of this one; of very many, the newest."""
+    names = [workload.id for workload, _ in store.convergence_counts() if workload.id != workload_id]
+    found = []
+    for name in names[-MOST_OTHERS:]:
+        runs = stored_runs(store, name)
+        aim = runs[-1].target if runs else None
+        if any(run.reached and run.target == aim for run in runs):
+            found.append(fit_convergence(runs, aim).evidence(name))
+    return found
 
 
 def data_note(job: Job) -> str:
