@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,13 +17,24 @@ from real_time import RealTime
 from run_world import NET, SIZES, Hurt, Numbers, found_mode, log_of, train, tuned, virtual
 from torch.optim.lr_scheduler import ExponentialLR, LambdaLR, OneCycleLR
 
-from underwatt.adapters.tuner import RateFollower
+from underwatt.adapters.tuner import RateFollower, Tuner
 from underwatt.control.state import ControlOptions
 from underwatt.errors import InputError
 from underwatt.events import Measured, Progressed
 from underwatt.jobs.job import usual_rule
 from underwatt.runlog.inbox import running_runs
 from underwatt.store.store import Store
+
+
+class Stream(torch.utils.data.IterableDataset[int]):
+    """Numbers that come one by one; each worker process reads its share."""
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+
+    def __iter__(self) -> Iterator[int]:
+        worker = torch.utils.data.get_worker_info()
+        return iter(range(self.count) if worker is None else range(worker.id, self.count, worker.num_workers))
 
 
 def test_every_sample_of_a_pass_is_trained_once_while_settings_change(tmp_path: Path) -> None:
@@ -66,6 +78,78 @@ def test_the_last_batch_may_be_dropped() -> None:
     assert sizes == [64, 64]
 
 
+def passes(tuner: Tuner, loader: Any, count: int) -> list[list[int]]:
+    """So many passes over one loader; the numbers of each."""
+    seen: list[list[int]] = []
+    for _ in range(count):
+        seen.append([])
+        for batch in loader:
+            seen[-1] += batch.tolist()
+            tuner.step()
+    return seen
+
+
+def test_one_loader_serves_all_epochs() -> None:
+    with tuned(virtual(), budget_w=8.0) as tuner:
+        loader = tuner.loader(Numbers(1001), shuffle=True)
+        first, second, third = passes(tuner, loader, 3)
+        assert sorted(first) == sorted(second) == sorted(third) == list(range(1001))
+        assert first != second != third
+        assert tuner.samples == 3003
+        assert len(loader) == math.ceil(1001 / tuner.batch_size)
+        assert len(tuner.loader(Numbers(1001), drop_last=True)) == 1001 // tuner.batch_size
+
+
+def test_a_sampler_and_a_generator_of_the_users_say_the_order() -> None:
+    with tuned(virtual(), batch_sizes=(8,)) as tuner:
+        chosen = torch.utils.data.WeightedRandomSampler([0.0, 1.0, 0.0, 3.0], 100)
+        loader = tuner.loader(Numbers(4), sampler=chosen)
+        assert len(loader) == 13
+        [seen] = passes(tuner, loader, 1)
+        assert set(seen) == {1, 3}
+        assert len(seen) == 100
+        plain = torch.utils.data.DataLoader(Numbers(50), 8, shuffle=True, generator=torch.Generator().manual_seed(5))
+        ours = tuner.loader(Numbers(50), shuffle=True, generator=torch.Generator().manual_seed(5))
+        assert passes(tuner, ours, 2) == [[int(x) for batch in plain for x in batch] for _ in range(2)]
+
+
+def test_an_epoch_that_is_named_has_its_own_order() -> None:
+    with tuned(virtual(), batch_sizes=(8,)) as tuner:
+        loader = tuner.loader(Numbers(200), shuffle=True)
+        orders = []
+        for epoch in (0, 1, 0, 1):
+            loader.set_epoch(epoch)
+            orders += passes(tuner, loader, 1)
+        assert orders[0] == orders[2] != orders[1] == orders[3]
+        shared = torch.utils.data.DistributedSampler(Numbers(200), 2, 0)
+        loader = tuner.loader(Numbers(200), sampler=shared)
+        loader.set_epoch(3)
+        assert shared.epoch == 3
+        assert passes(tuner, loader, 1) == [list(shared)]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_an_iterable_data_set_is_put_into_batches(workers: int) -> None:
+    with tuned(virtual(), budget_w=8.0) as tuner:
+        loader = tuner.loader(Stream(1500), num_workers=workers)
+        for seen in passes(tuner, loader, 2):
+            assert sorted(seen) == list(range(1500))
+        with pytest.raises(TypeError):
+            len(loader)
+        [seen] = passes(tuner, tuner.loader(Stream(150), drop_last=True), 1)
+        assert len(seen) > 80
+
+
+def test_a_step_that_is_reported_twice_is_said() -> None:
+    with tuned(virtual()) as tuner:
+        for _ in tuner.loader(Numbers(300)):
+            tuner.step()
+            with pytest.raises(InputError, match="no step had begun"):
+                tuner.step()
+            break
+        assert tuner.steps == 1
+
+
 def test_a_step_that_was_not_reported_is_said() -> None:
     with tuned(virtual()) as tuner, pytest.raises(InputError, match=r"tuner\.step"):
         for _ in tuner.loader(Numbers(300)):
@@ -83,7 +167,7 @@ def test_leaving_a_pass_early_is_no_mistake() -> None:
 
 @pytest.mark.parametrize(
     ("dataset", "more"),
-    [(iter([1, 2]), {}), (Numbers(5), {"batch_size": 4}), (Numbers(5), {"sampler": [1]})],
+    [(iter([1, 2]), {}), (Numbers(5), {"batch_size": 4}), (Stream(9), {"shuffle": True})],
 )
 def test_a_loader_that_cannot_be_made_says_why(dataset: Any, more: dict[str, Any]) -> None:
     with tuned(virtual()) as tuner, pytest.raises(InputError):

@@ -234,7 +234,7 @@ def test_batch_sizes_that_a_data_set_cannot_fill_are_left_out(tmp_path: Path, dr
 @pytest.mark.parametrize("samples", [0, 5])
 def test_a_data_set_that_fills_no_batch_is_an_error(samples: int) -> None:
     with tuned(virtual()) as tuner, pytest.raises(InputError, match=f"has {samples} samples"):
-        next(tuner.loader(Numbers(samples), drop_last=True))
+        iter(tuner.loader(Numbers(samples), drop_last=True))
 
 
 def test_a_locked_store_does_not_hold_up_the_training(tmp_path: Path) -> None:

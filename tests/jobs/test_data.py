@@ -15,18 +15,19 @@ from underwatt.jobs.data import (
     PassBatches,
     Tensors,
     first_batch,
+    open_batches,
     open_loader,
-    open_pass,
+    step_parts,
     train_and_test,
 )
 
 
-@given(st.integers(0, 300), st.integers(0, 10_000), st.booleans())
+@given(st.integers(0, 300), st.integers(0, 10_000), st.integers(1, 4))
 def test_every_sample_comes_once_however_the_size_changes_and_batches_are_taken_back(
-    length: int, seed: int, shuffle: bool
+    length: int, seed: int, parts: int
 ) -> None:
     chance = random.Random(seed)
-    batches = PassBatches(length, lambda: chance.randint(1, 40), shuffle=shuffle, drop_last=False)
+    batches = PassBatches(range(length), lambda: chance.randint(1, 40), parts=parts)
     trained: list[int] = []
     stream = iter(batches)
     while (batch := next(stream, None)) is not None:
@@ -39,9 +40,24 @@ def test_every_sample_comes_once_however_the_size_changes_and_batches_are_taken_
             continue
         while batches.handed_out:
             trained += batches.handed_out.popleft()
-    assert sorted(trained) == list(range(length))
-    if not shuffle:
-        assert trained == list(range(length))
+        if chance.random() < 0.2:  # a training that was killed goes on in another process
+            rest = batches.state()
+            batches = PassBatches(range(length), lambda: chance.randint(1, 40), parts=parts)
+            batches.restore(rest)
+            stream = iter(batches)
+    assert trained == list(range(length))
+    assert [index for batch in batches for index in batch] == list(range(length)), "the next pass is a whole one"
+
+
+@given(st.integers(1, 500), st.integers(1, 40), st.integers(1, 8))
+def test_a_step_in_parts_is_even_and_leaves_no_part_over(left: int, size: int, parts: int) -> None:
+    while left >= parts:
+        sizes = step_parts(left, size, parts)
+        assert len(sizes) == parts
+        assert max(sizes) <= max(size, 2)
+        assert max(sizes) - min(sizes) <= 1
+        left -= sum(sizes)
+        assert left == 0 or left >= parts
 
 
 @given(st.integers(1, 60), st.integers(0, 10_000))
@@ -72,7 +88,7 @@ def test_endless_batches_skip_and_repeat_nothing(length: int, seed: int) -> None
 
 @given(st.integers(1, 50), st.integers(1, 60))
 def test_a_last_batch_that_is_not_full_may_be_dropped(length: int, size: int) -> None:
-    batches = list(PassBatches(length, lambda: size, shuffle=True, drop_last=True))
+    batches = list(PassBatches(range(length), lambda: size, drop_last=True))
     assert [len(batch) for batch in batches] == [size] * (length // size)
 
 
@@ -80,7 +96,7 @@ def test_a_last_batch_that_is_not_full_may_be_dropped(length: int, size: int) ->
     "make",
     [
         lambda n: EndlessBatches(n, 32, 0),
-        lambda n: PassBatches(n, lambda: 32, shuffle=True, drop_last=False),
+        lambda n: PassBatches(torch.randperm(n).tolist(), lambda: 32),
     ],
 )
 def test_a_batch_costs_no_more_in_a_large_data_set(make) -> None:
@@ -99,15 +115,17 @@ def test_a_batch_costs_no_more_in_a_large_data_set(make) -> None:
 
 
 def test_what_the_tuner_chooses_is_not_for_the_user_to_choose() -> None:
-    for name in ("batch_size", "sampler", "batch_sampler"):
+    for name in ("batch_size", "batch_sampler"):
         with pytest.raises(InputError, match=name):
-            open_pass([1, 2], lambda: 1, shuffle=False, drop_last=False, **{name: 1})
+            open_batches([1, 2], lambda: 1, **{name: 1})
     with pytest.raises(InputError, match="no length"):
-        open_pass(iter([1]), lambda: 1, shuffle=False, drop_last=False)
+        open_batches(iter([1]), lambda: 1)
+    with pytest.raises(InputError, match="says another"):
+        open_batches([1, 2], lambda: 1, shuffle=True, sampler=[1, 0])
 
 
 def test_a_pass_can_be_opened_again_for_what_is_left() -> None:
-    batches, reopen = open_pass(list(range(10)), lambda: 3, shuffle=False, drop_last=False)
+    batches, reopen = open_batches(list(range(10)), lambda: 3)
     loader = reopen()
     assert next(loader).tolist() == [0, 1, 2]
     batches.handed_out.popleft()

@@ -26,7 +26,8 @@ from underwatt.device.registry import open_device
 from underwatt.device.signals import uninterrupted
 from underwatt.errors import InputError, OutOfMemoryError
 from underwatt.events import Noted
-from underwatt.jobs.data import PassBatches, fillable, open_pass
+from underwatt.jobs._torch import torch
+from underwatt.jobs.data import PassBatches, fillable, open_batches
 from underwatt.jobs.faults import half_updated, ran_out_of_memory, watch_updates
 from underwatt.jobs.identity import loop_info
 from underwatt.jobs.job import scaled_lr, usual_rule
@@ -125,7 +126,7 @@ class Tuner:
         self._simulated = pilot.device.info.simulated
         self._completion = Completion(on_gpu=False if self._simulated else None)
         self._latest_loss = LatestLoss()
-        self._batch_size = 0  # of the batch handed out last
+        self._batch_size, self._is_begun = 0, False  # of the batch handed out last, which is to be trained on
         self._handed_out: PassBatches | None = None  # what that batch is one of, until it is trained on
         self._sizes = pilot.batch_sizes  # all that may be offered
         self._process = os.getpid()
@@ -151,16 +152,16 @@ class Tuner:
             self._pilot.outcome = "diverged"
         return self._stack.__exit__(*error)
 
-    def loader(self, dataset: Any, *, shuffle: bool = False, drop_last: bool = False, **more: Any) -> Iterator[Any]:
-        """One pass over a data set, the batch size as the budget allows at each moment.
+    def loader(self, dataset: Any, *, shuffle: bool = False, drop_last: bool = False, **more: Any) -> TunedLoader:
+        """A loader over a data set, the batch size as the budget allows at each moment: one for all epochs will do.
 
-        ``more`` goes to PyTorch's ``DataLoader`` (``num_workers``, ``collate_fn``, …). Batch sizes larger than the data
-        set are left out.
+        ``more`` goes to PyTorch's ``DataLoader`` (``sampler``, ``generator``, ``num_workers``, ``collate_fn``, …).
+        Batch sizes larger than the data set are left out.
         """
-        batches, reopen = open_pass(
-            dataset, lambda: self._pilot.batch_size, shuffle=shuffle, drop_last=drop_last, **more
-        )
-        self._offer(len(dataset))
+        return TunedLoader(self, dataset, shuffle=shuffle, drop_last=drop_last, **more)
+
+    def _passed(self, batches: PassBatches, reopen: Callable[[], Iterator[Any]]) -> Iterator[Any]:
+        """One pass over the batches of a loader; each is to be trained on before the next one."""
         loader = reopen()
         while (batch := next(loader, None)) is not None:
             size = len(batches.handed_out[0])
@@ -221,12 +222,18 @@ class Tuner:
         if self._simulated:
             for _ in range(parts):
                 self._pilot.simulate(batch_size // parts)
-        self._batch_size = batch_size
+        self._batch_size, self._is_begun = batch_size, True
         if self._rate is not None:
             self._rate.follow(batch_size)
 
     def step(self, loss: Any = None) -> None:
         """A step has ended: to be called once after each batch."""
+        if not self._is_begun:
+            raise InputError(
+                "tuner.step() was called, and no step had begun since the last one.",
+                hint="Call it once for each batch of tuner.loader, or tuner.starts(size) before each step of your own.",
+            )
+        self._is_begun = False
         if self._completion.on_gpu is not False:  # a step on the CPU asks nothing: it is to cost microseconds
             self._completion.wait(pausing=self._pilot.controller.pausing)
         if self._handed_out is not None:
@@ -286,6 +293,11 @@ class Tuner:
         return self._pilot.samples
 
     @property
+    def steps(self) -> int:
+        """Steps made so far."""
+        return self._pilot.steps
+
+    @property
     def energy_j(self) -> float:
         """Joules drawn so far, as far as they were read."""
         return self._pilot.energy_j
@@ -294,6 +306,44 @@ class Tuner:
     def elapsed_s(self) -> float:
         """Seconds of the device's time since the start."""
         return self._pilot.elapsed_s
+
+
+class TunedLoader:
+    """Batches of a data set for a loop under a budget; made by ``Tuner.loader``, used like a ``DataLoader``."""
+
+    def __init__(self, tuner: Tuner, dataset: Any, *, generator: Any = None, sampler: Any = None, **more: Any) -> None:
+        self.dataset, self.sampler = dataset, sampler
+        self._tuner, self._generator, self._drop_last = tuner, generator, bool(more.get("drop_last"))
+        self._seed: int | None = None  # of the order, once somebody names epochs
+        if generator is None and sampler is None and more.get("shuffle"):
+            self._generator = torch.Generator()
+            self._generator.manual_seed(int(torch.empty((), dtype=torch.int64).random_().item()))
+        self._batches, self._reopen = open_batches(
+            dataset, lambda: tuner.batch_size, generator=self._generator, sampler=sampler, **more
+        )
+
+    def __iter__(self) -> Iterator[Any]:
+        if hasattr(self._order, "__len__"):
+            self._tuner._offer(len(self._order))
+        return self._tuner._passed(self._batches, self._reopen)
+
+    def __len__(self) -> int:
+        """How many batches a pass is at the batch size in use; it may change on the way."""
+        whole, rest = divmod(len(self._order), self._tuner.batch_size)
+        return whole + (rest > 0 and not self._drop_last)
+
+    @property
+    def _order(self) -> Any:
+        return self.dataset if self.sampler is None else self.sampler
+
+    def set_epoch(self, epoch: int) -> None:
+        """Have the next pass in the order of this epoch: the same whenever that is named."""
+        followers = [part for part in (self.sampler, self.dataset) if hasattr(part, "set_epoch")]
+        for part in followers:
+            part.set_epoch(epoch)
+        if not followers and self._generator is not None:
+            self._seed = self._generator.initial_seed() if self._seed is None else self._seed
+            self._generator.manual_seed(self._seed + epoch)
 
 
 class RateFollower:

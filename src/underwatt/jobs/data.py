@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from collections import deque
 from functools import partial
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from underwatt.errors import InputError
 from underwatt.jobs._torch import torch
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from underwatt.jobs.job import Job
 
@@ -81,14 +82,14 @@ def fillable(batch_sizes: Sequence[int], length: int) -> tuple[tuple[int, ...], 
 
 
 class _Batches:
-    """Indices of samples, handed out in batches that can be taken back."""
+    """Samples, by their indices mostly, handed out in batches that can be taken back."""
 
     def __init__(self) -> None:
-        self.handed_out: deque[list[int]] = deque()  # batches that were not trained on yet, oldest first
+        self.handed_out: deque[list[Any]] = deque()  # batches that were not trained on yet, oldest first
         self.taken_back = False  # then a loader must be opened anew
-        self._waiting: deque[int] = deque()  # of which a batch is taken off in its own time, however many wait
+        self._waiting: deque[Any] = deque()  # of which a batch is taken off in its own time, however many wait
 
-    def _hand_out(self, size: int) -> list[int]:
+    def _hand_out(self, size: int) -> list[Any]:
         batch = [self._waiting.popleft() for _ in range(size)]
         self.handed_out.append(batch)
         return batch
@@ -133,35 +134,98 @@ class EndlessBatches(_Batches):
 
 
 class PassBatches(_Batches):
-    """One pass, each batch as large as ``size()`` says at that moment; the last one may be smaller."""
+    """Pass after pass over what ``order`` names, each batch as large as ``size()`` says at that moment.
 
-    def __init__(self, length: int, size: Callable[[], int], *, shuffle: bool, drop_last: bool) -> None:
+    A step may be of several batches whose gradients are added up (``parts``): they differ by one sample at most, and a
+    pass is a whole number of steps. The last step of a pass may be smaller, or is dropped. What was taken back, or
+    restored, is the rest of a pass that the next ``iter`` goes on with.
+    """
+
+    def __init__(
+        self, order: Iterable[Any], size: Callable[[], int], *, drop_last: bool = False, parts: int = 1
+    ) -> None:
         super().__init__()
-        self._size, self._drop_last = size, drop_last
-        self._waiting += torch.randperm(length).tolist() if shuffle else range(length)
+        self._order, self._size, self._drop_last, self._parts = order, size, drop_last, parts
+        self._source: Iterator[Any] = iter(())  # of this pass, what does not wait yet
 
-    def __iter__(self) -> Iterator[list[int]]:
+    def __iter__(self) -> Iterator[list[Any]]:
+        if not self.taken_back:
+            self.handed_out.clear()
+            self._waiting.clear()
+            self._source = iter(self._order)
         self.taken_back = False
-        while self._waiting:
+        while True:
             size = self._size()
-            if len(self._waiting) < size and self._drop_last:
+            whole = size * self._parts
+            self._waiting += islice(self._source, max(0, whole + self._parts - 1 - len(self._waiting)))
+            left = len(self._waiting)
+            if not left or (left < whole and self._drop_last):
                 return
-            yield self._hand_out(min(size, len(self._waiting)))
+            for part in step_parts(left, size, self._parts):
+                yield self._hand_out(part)
+
+    def state(self) -> list[Any]:
+        """What of this pass was not trained on yet."""
+        self._waiting += self._source
+        return [index for batch in (*self.handed_out, self._waiting) for index in batch]
+
+    def restore(self, rest: Iterable[Any]) -> None:
+        """Go on with the rest of a pass."""
+        self.handed_out.clear()
+        self._waiting, self._source, self.taken_back = deque(rest), iter(()), True
 
 
-def open_pass(
-    dataset: Any, size: Callable[[], int], *, shuffle: bool, drop_last: bool, **more: Any
+def step_parts(left: int, size: int, parts: int) -> list[int]:
+    """The batches of a step in parts, of so many samples that are left; never so that a later step lacks a part."""
+    whole = size * parts
+    total = min(left, whole)
+    if 0 < left - whole < parts:
+        total = left - parts if size > 1 else left
+    even, more = divmod(total, parts)
+    return [even + 1] * more + [even] * (parts - more if even else 0)
+
+
+def open_batches(
+    dataset: Any,
+    size: Callable[[], int],
+    *,
+    shuffle: bool = False,
+    drop_last: bool = False,
+    sampler: Any = None,
+    generator: Any = None,
+    **more: Any,
 ) -> tuple[PassBatches, Callable[[], Iterator[Any]]]:
-    """The batches of one pass over a user's data set, and a function that opens a loader over those that are left."""
+    """Batches of a user's data set, pass after pass, and a function that opens a loader over a pass or what is left.
+
+    An iterable data set is read sample by sample, by worker processes too, and put into batches here.
+    """
+    if wrong := ", ".join(sorted({"batch_size", "batch_sampler"} & set(more))):
+        raise InputError(f"tuner.loader chooses {wrong} itself.", hint="Leave it out, or give batch_sizes to tune.")
+    data = torch.utils.data
+    if isinstance(dataset, data.IterableDataset):
+        if shuffle or sampler is not None:
+            raise InputError(
+                f"A {type(dataset).__name__} comes in its own order.", hint="Leave shuffle and sampler out."
+            )
+        collate = more.pop("collate_fn", None) or data.default_collate
+        samples = data.DataLoader(dataset, batch_size=None, collate_fn=_same, generator=generator, **more)
+        batches = PassBatches(samples, size, drop_last=drop_last)
+        return batches, lambda: map(collate, batches)
     if not (hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")):
         raise InputError(
             f"The batch size of a {type(dataset).__name__} cannot be changed: it has no length or no indices.",
-            hint="Give a map-style data set, or call tuner.starts(size) and tuner.step() around each step of your own.",
+            hint="Give a data set of PyTorch's, or call tuner.starts(size) and tuner.step() around each step of yours.",
         )
-    if wrong := ", ".join(sorted({"batch_size", "sampler", "batch_sampler"} & set(more))):
-        raise InputError(f"tuner.loader chooses {wrong} itself.", hint="Leave it out, or give batch_sizes to tune.")
-    batches = PassBatches(len(dataset), size, shuffle=shuffle, drop_last=drop_last)
-    return batches, lambda: iter(torch.utils.data.DataLoader(dataset, batch_sampler=batches, **more))
+    if sampler is not None and shuffle:
+        raise InputError("A sampler of your own says the order: shuffle says another.", hint="Leave one of them out.")
+    if sampler is None:
+        sampler = data.RandomSampler(dataset, generator=generator) if shuffle and len(dataset) else range(len(dataset))
+    batches = PassBatches(sampler, size, drop_last=drop_last)
+    return batches, lambda: iter(data.DataLoader(dataset, batch_sampler=batches, generator=generator, **more))
+
+
+def _same(sample: Any) -> Any:
+    return sample
 
 
 def open_loader(job: Job, dataset: Any, **how: Any) -> Iterator[Any]:
