@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from underwatt.drivers.jetson.board_facts import is_jetson
 from underwatt.drivers.jetson.device import JetsonDevice
-from underwatt.drivers.jetson.sysfs import Sysfs
 from underwatt.errors import NoDeviceError
+from underwatt.helper.board_facts import is_jetson
+from underwatt.helper.sysfs import Sysfs
 
 
 class JetsonBackend:

@@ -9,9 +9,11 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from underwatt.device import journal as journal_module
-from underwatt.device.journal import DeviceLock, Journal, journal_folders, pending, state_dir
+from underwatt.device import journal as folders_module
+from underwatt.device.journal import journal_folders, pending
 from underwatt.errors import DeviceBusyError, JournalError
+from underwatt.helper import journal as journal_module
+from underwatt.helper.journal import DeviceLock, Journal, state_dir
 from underwatt.records import DeviceInfo
 
 INFO = DeviceInfo("jetson", "Nano", "jetson-Nano 1/2", "jetson:/")
@@ -129,7 +131,8 @@ def shared(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     """The folder that all users may write to, and state folders as nobody has configured them."""
     monkeypatch.delenv("UNDERWATT_STATE")
     monkeypatch.setattr(journal_module, "_SHARED_NOTES", tmp_path / "shared")
-    monkeypatch.setattr(journal_module, "_ROOTS_STATE", tmp_path / "root")
+    for module in (journal_module, folders_module):
+        monkeypatch.setattr(module, "ROOTS_STATE", tmp_path / "root")
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "home"))
     (tmp_path / "shared").mkdir()
     return tmp_path / "shared"
