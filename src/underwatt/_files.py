@@ -9,7 +9,8 @@ import stat
 import threading
 from typing import TYPE_CHECKING, BinaryIO
 
-from underwatt.helper.journal import FileLock as FileLock, sync_folder
+from underwatt.helper.journal import sync_folder
+from underwatt.helper.lock import FileLock as FileLock
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -12,13 +12,12 @@ from typing import TYPE_CHECKING
 from underwatt.helper.journal import (
     ROOTS_STATE,
     STATE_VARIABLE as STATE_VARIABLE,
-    DeviceLock as DeviceLock,
     Journal as Journal,
     JournalEntry as JournalEntry,
-    process_started as process_started,
     state_dir as state_dir,
     unreadable,
 )
+from underwatt.helper.lock import DeviceLock as DeviceLock, process_started as process_started
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -4,3 +4,7 @@ The folder imports nothing of the rest of Underwatt, so that a JetPack's own Pyt
 imports it. ``sysfs``, ``board_facts``, ``knobs``, ``sensors``, ``snapshot`` and ``board`` find, read and write;
 ``service`` and ``journal`` are the service, ``install`` puts it in place. docs/helper.md says what it can do.
 """
+
+SOCKET = "/run/underwatt/helper.sock"
+GROUP = "underwatt"
+INSTALL = 'sudo "$(command -v underwatt)" helper install'

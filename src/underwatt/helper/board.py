@@ -5,9 +5,11 @@ checked here against the values that the board itself has listed.
 """
 
 import math
+import os
 import time
 from typing import TYPE_CHECKING, NamedTuple
 
+from . import GROUP, INSTALL, SOCKET
 from .board_facts import (
     CONF_FILE,
     STATUS_FILE,
@@ -37,7 +39,7 @@ from .knobs import (
 )
 from .sensors import PowerMonitor, ThermalZones
 from .snapshot import Pinned, Restorer, take_snapshot
-from .sysfs import INSTALL, Presence, Sysfs, Writes
+from .sysfs import Presence, Sysfs, Writes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -260,7 +262,7 @@ class JetsonBoard:
                 more = f" and {len(blocked) - 1} more" if len(blocked) > 1 else ""
                 raise NotPermittedError(
                     f"This user may not set {knob}: {self.sysfs.full(blocked[0])}{more} cannot be written.",
-                    hint=_REMEDY,
+                    hint=remedy(),
                 )
 
     def _knob_ability(self, name: str, capped: str) -> Ability:
@@ -269,7 +271,7 @@ class JetsonBoard:
         if values is None:
             return Ability(name, "knob", False, *_why_missing(self.sysfs, self._facts, name))
         usable = all(self.sysfs.settable(path) for path in self._hardware.files_for(name))
-        return Ability(name, "knob", usable, f"{_extent(name, values)}{capped}", "" if usable else _REMEDY)
+        return Ability(name, "knob", usable, f"{_extent(name, values)}{capped}", "" if usable else remedy())
 
     def _nvpmodel_ability(self, mode_id: "int | None") -> Ability:
         if self._conf_error:
@@ -287,7 +289,11 @@ class JetsonBoard:
         return Ability("nvpmodel", "sensor", True, detail)
 
 
-_REMEDY = f"Install the helper, once: {INSTALL}. Or run with sudo. In a container, mount /run/underwatt."
+def remedy() -> str:
+    """What permits a user to set knobs: the one command that installs the helper, or the one that lets them use it."""
+    if os.path.exists(SOCKET) and not os.access(SOCKET, os.W_OK):
+        return f'A helper is here; join its group and log in again: sudo usermod -aG {GROUP} "$USER".'
+    return f"Install the helper, once: {INSTALL}. Or run with sudo. In a container, mount {os.path.dirname(SOCKET)}."
 
 
 def allowed_values(tables: "Tables", caps: Caps) -> "dict[str, tuple[float, ...]]":
@@ -380,6 +386,6 @@ def _why_missing(sysfs: "Sysfs", facts: "Board", name: str) -> "tuple[str, str]"
         if clocks is Presence.ABSENT:
             return "debugfs is not mounted.", "Mount it: sudo mount -t debugfs none /sys/kernel/debug."
         if clocks is Presence.HIDDEN:
-            return "Only root may see the memory clocks of this board.", _REMEDY
+            return "Only root may see the memory clocks of this board.", remedy()
         return "This board's memory clocks are not known or cannot be pinned.", "The other knobs still work."
     return "The kernel offers no such control here.", "In a container, mount /sys."

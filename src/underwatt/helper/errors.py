@@ -47,3 +47,7 @@ class DeviceBusyError(DeviceError):
 
 class JournalError(DeviceError):
     """The restore journal cannot be read or written."""
+
+
+class LeaseError(DeviceError):
+    """A hold on the device is over, or was never given: what it had set was put back."""

@@ -7,6 +7,7 @@ from enum import Enum
 from glob import escape, glob
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
+from . import INSTALL
 from .errors import ApplyError, DeviceError, NotPermittedError, SensorError
 
 if TYPE_CHECKING:
@@ -21,7 +22,6 @@ _PAUSE_S = 0.003
 _PAGE = 4096  # what a kernel file holds at most; only text files under /etc are longer
 _MAX_BYTES = 1 << 20  # a file that never ends must not eat the memory
 _Result = TypeVar("_Result")
-INSTALL = 'sudo "$(command -v underwatt)" helper install'
 PERMIT_HINT = f"Install the helper, once, which sets it for you: {INSTALL}; or run with sudo."
 
 
