@@ -31,8 +31,8 @@ from underwatt.device.journal import Journal, state_dir
 from underwatt.device.recovery import restore
 from underwatt.device.session import Session, set_mode
 from underwatt.drivers.jetson.device import JetsonDevice
-from underwatt.drivers.jetson.sysfs import Sysfs
 from underwatt.errors import ApplyError, DeviceBusyError, DeviceError, JournalError, NoDeviceError, UnderwattError
+from underwatt.helper.sysfs import Sysfs
 from underwatt.records import PowerMode
 from underwatt.runlog.inbox import running_runs
 

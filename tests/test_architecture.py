@@ -15,6 +15,7 @@ import underwatt
 SOURCE = Path(underwatt.__file__).parent
 # Data flows one way: a folder imports only from its own row and from those before it. The core comes first.
 ORDER = (
+    ("helper",),  # must run alone: imports nothing of ours, so that everything may import it
     ("errors", "records", "_imports", "_files", "csv_tables"),
     ("events",),
     ("budget",),
@@ -45,7 +46,7 @@ MODULES = sorted(SOURCE.rglob("*.py"))
 
 
 def _home(module: str) -> str:
-    """``underwatt.drivers.jetson.knobs`` lives in ``device``."""
+    """``underwatt.helper.knobs`` lives in ``device``."""
     parts = module.split(".")
     return parts[1] if len(parts) > 1 else "__init__"
 

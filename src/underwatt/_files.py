@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import os
 import stat
 import threading
-import weakref
 from typing import TYPE_CHECKING, BinaryIO
+
+from underwatt.helper.journal import sync_folder
+from underwatt.helper.lock import FileLock as FileLock
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -74,47 +75,3 @@ def open_plain(path: Path | str, *, follow_links: bool = True) -> BinaryIO:
     except BaseException:
         os.close(file)
         raise
-
-
-def sync_folder(folder: Path) -> None:
-    """Wait until it is on disk which files a folder holds."""
-    file = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(file)
-    finally:
-        os.close(file)
-
-
-class FileLock:
-    """The lock of an open file or folder: held until released, or until this process ends in whatever way."""
-
-    def __init__(self) -> None:
-        self._file: int | None = None
-
-    def take(self, file: int) -> bool:
-        """Take the lock of a file that was opened for it; whether nobody else has it. The file is ours to close."""
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            os.close(file)
-            return False
-        except BaseException:
-            os.close(file)
-            raise
-        self._file = file
-        # A forked child (a data loader's worker) must not keep the lock alive after its parent was killed.
-        lock = weakref.ref(self)
-        os.register_at_fork(after_in_child=lambda: _drop_in_child(lock))
-        return True
-
-    def release(self) -> None:
-        """Let the next one in."""
-        if self._file is not None:
-            os.close(self._file)
-            self._file = None
-
-
-def _drop_in_child(reference: weakref.ref[FileLock]) -> None:
-    lock = reference()
-    if lock is not None:
-        lock.release()

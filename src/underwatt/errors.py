@@ -20,62 +20,28 @@
     ├── PredictError            a predictor was given too little, or nonsense
     └── BudgetError             no setting keeps the budget
 
-A message is one sentence that says what happened; ``hint`` is one that says what to do.
+A message is one sentence that says what happened; ``hint`` is one that says what to do. Errors of devices and the root
+are defined in ``helper/``, which runs without the rest of the package.
 """
 
 from __future__ import annotations
 
-
-class UnderwattError(Exception):
-    """Root of all errors raised on purpose; ``hint`` says what to do about it."""
-
-    def __init__(self, message: str, *, hint: str = "") -> None:
-        super().__init__(message)
-        self.message = message
-        self.hint = hint
-
-    def __str__(self) -> str:
-        return f"{self.message} {self.hint}".rstrip()
+from underwatt.helper.errors import (
+    ApplyError as ApplyError,
+    DeviceBusyError as DeviceBusyError,
+    DeviceError as DeviceError,
+    InputError as InputError,
+    JournalError as JournalError,
+    ModeError as ModeError,
+    NoDeviceError as NoDeviceError,
+    NotPermittedError as NotPermittedError,
+    SensorError as SensorError,
+    UnderwattError as UnderwattError,
+)
 
 
 class MissingExtraError(UnderwattError):
     """An optional package is not installed."""
-
-
-class InputError(UnderwattError):
-    """A value, file or option from outside makes no sense."""
-
-
-class DeviceError(UnderwattError):
-    """Something about a device went wrong."""
-
-
-class NoDeviceError(DeviceError):
-    """Nothing here can be read or set, or a named device is not here."""
-
-
-class SensorError(DeviceError):
-    """A sensor is missing, silent or returns garbage: never taken as zero watts."""
-
-
-class ModeError(DeviceError):
-    """A power mode that the device does not allow."""
-
-
-class NotPermittedError(DeviceError):
-    """The device allows it, this user may not."""
-
-
-class ApplyError(DeviceError):
-    """A write was refused, or was accepted and did not take."""
-
-
-class DeviceBusyError(DeviceError):
-    """Another session holds the device."""
-
-
-class JournalError(DeviceError):
-    """The restore journal cannot be read or written."""
 
 
 class WorkloadError(UnderwattError):

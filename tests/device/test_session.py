@@ -18,11 +18,11 @@ from underwatt.device.recovery import restore
 from underwatt.device.registry import open_device
 from underwatt.device.session import Session, set_mode
 from underwatt.drivers.jetson.device import JetsonDevice
-from underwatt.drivers.jetson.sysfs import Sysfs
 from underwatt.drivers.virtual.board_specs import BOARDS
 from underwatt.drivers.virtual.simulated_board import VirtualBoard
 from underwatt.drivers.virtual.sysfs import SysfsBoard
 from underwatt.errors import ApplyError, DeviceBusyError, JournalError, ModeError, UnderwattError
+from underwatt.helper.sysfs import Sysfs
 from underwatt.records import PowerMode
 
 CHILD = Path(__file__).parents[1] / "helpers" / "session_child.py"

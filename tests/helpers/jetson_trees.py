@@ -13,7 +13,7 @@ import re
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from underwatt.drivers.jetson.sysfs import Sysfs
+from underwatt.helper.sysfs import Sysfs
 
 CPU = "sys/devices/system/cpu"
 BPMP = "sys/kernel/debug/bpmp/debug/clk/emc"

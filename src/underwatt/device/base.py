@@ -85,6 +85,17 @@ class SeesForeignChanges(Protocol):
 
 
 @runtime_checkable
+class KeepsItself(Protocol):
+    """A device that another process locks, keeps a journal of and puts back, also when this one is killed."""
+
+    def hold(self) -> bool:
+        """Take it for this process; whether something that was killed had to be put back first."""
+
+    def let_go(self) -> None:
+        """Have everything put back, and let the next one in."""
+
+
+@runtime_checkable
 class HasKernelFiles(Protocol):
     """A device that is read and set by files, which a check may show to others."""
 

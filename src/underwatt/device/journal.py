@@ -1,266 +1,33 @@
-"""The journal: what to put back, on disk before anything is changed.
+"""Where journals lie, and which are to be finished; what a journal is, and a device's lock, stands in ``helper/``.
 
-One small file a device and purpose, written whole (temporary file, fsync, rename, fsync of the folder), with a
-checksum, so that after a ``kill -9`` or a power cut it is either all there or not there. Beside it lies a lock file;
-the kernel drops the lock when its process dies, however it dies. Other users cannot take that lock, and must not: they
-learn who has a device from a note in a folder that everybody may write to.
+The helper keeps what it found in root's folder and in the same form: who restores finds one kind of journal.
 """
 
 from __future__ import annotations
 
-import contextlib
-import hashlib
-import json
 import os
-import pwd
 import re
-import secrets
-import stat
-import sys
-from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from underwatt._files import FileLock, sync_folder, write_atomically
-from underwatt.errors import DeviceBusyError, JournalError
+from underwatt.helper.journal import (
+    ROOTS_STATE,
+    STATE_VARIABLE as STATE_VARIABLE,
+    Journal as Journal,
+    JournalEntry as JournalEntry,
+    state_dir as state_dir,
+    unreadable,
+)
+from underwatt.helper.lock import DeviceLock as DeviceLock, process_started as process_started
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
-
-    from underwatt.records import DeviceInfo
-
-FORMAT = 1
-STATE_VARIABLE = "UNDERWATT_STATE"
-_ROOTS_STATE = Path("/var/lib/underwatt")
-_SHARED_NOTES = Path("/run/lock")  # for everybody: root and a user must not set one device at once
-_ROOTS_WORK = "Run `sudo underwatt restore`."
-_LONGEST_NOTE = 1000
-
-
-def state_dir() -> Path:
-    """Where journals are written: ``$UNDERWATT_STATE``, else a folder that outlives a reboot."""
-    if configured := os.environ.get(STATE_VARIABLE):
-        return Path(configured)
-    if os.geteuid() == 0:
-        return _ROOTS_STATE
-    return Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "underwatt"
+    from collections.abc import Sequence
+    from pathlib import Path
 
 
 def journal_folders() -> tuple[Path, ...]:
     """Where to look for journals: one's own, and root's, since a device may have been set with sudo."""
     own = state_dir()
-    return (own,) if STATE_VARIABLE in os.environ or own == _ROOTS_STATE else (own, _ROOTS_STATE)
-
-
-@dataclass(frozen=True, slots=True)
-class JournalEntry:
-    """What one session found: enough to open the device again and put it back."""
-
-    address: str
-    device_name: str
-    process: int
-    command: str
-    snapshot: Mapping[str, str]
-
-
-class Journal:
-    """The journal file of one device for one purpose (``session`` or ``set``)."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-
-    @classmethod
-    def of(cls, info: DeviceInfo, purpose: str, folder: Path) -> Journal:
-        """The journal of a device."""
-        return cls(folder / f"{_slug(info.id)}.{purpose}.json")
-
-    def exists(self) -> bool:
-        """Whether there is something to put back."""
-        try:
-            self.path.lstat()
-        except (FileNotFoundError, NotADirectoryError):
-            return False
-        except OSError as exc:
-            raise _unreadable(self.path.parent, exc) from exc
-        return True
-
-    def write(self, info: DeviceInfo, snapshot: Mapping[str, str]) -> None:
-        """Keep a snapshot; once this returns it survives anything."""
-        body = asdict(JournalEntry(info.address, info.name, os.getpid(), _command(), dict(snapshot)))
-        text = json.dumps({"format": FORMAT, "sha256": _digest(body), "body": body}, indent=1)
-        try:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            write_atomically(self.path, text, durable=True)
-        except OSError as exc:
-            raise JournalError(
-                f"The restore journal cannot be written to {self.path.parent} ({exc.strerror}), "
-                "so nothing was changed on the device.",
-                hint=f"Free some space there, or name another folder in {STATE_VARIABLE}.",
-            ) from exc
-
-    def read(self) -> JournalEntry:
-        """What to put back; a damaged file is an error and stays where it is."""
-        try:
-            outer = json.loads(self.path.read_text(encoding="utf-8"))
-            if outer["format"] != FORMAT:
-                raise JournalError(
-                    f"The journal {self.path} has format {outer['format']}, this version reads {FORMAT}.",
-                    hint="Run `underwatt restore` with the version that wrote it.",
-                )
-            body = outer["body"]
-            if outer["sha256"] != _digest(body):
-                raise ValueError("its checksum does not match")
-            return _entry(body)
-        except PermissionError as exc:
-            raise JournalError(f"The journal {self.path} is another user's.", hint=_ROOTS_WORK) from exc
-        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as exc:
-            raise JournalError(
-                f"The journal {self.path} is damaged ({exc}) and was left untouched.",
-                hint="A reboot brings the board's own settings back; then `underwatt restore --discard` removes it.",
-            ) from exc
-
-    def remove(self) -> None:
-        """Forget: everything was put back."""
-        try:
-            self.path.unlink(missing_ok=True)
-            sync_folder(self.path.parent)
-        except OSError as exc:
-            raise JournalError(
-                f"The journal {self.path} cannot be removed ({exc.strerror}).", hint=_ROOTS_WORK
-            ) from exc
-
-
-class DeviceLock:
-    """One session a device: held until released, or until this process ends in whatever way."""
-
-    def __init__(self, info: DeviceInfo, folder: Path | None = None) -> None:
-        self._stem = f"underwatt-{_slug(info.id)}"
-        self._path = (folder or state_dir()) / f"{self._stem}.lock"
-        self._device_name = info.name
-        self._lock = FileLock()
-        # Who names a folder of their own shares the device with nobody else.
-        self._notes = None if folder or STATE_VARIABLE in os.environ else _SHARED_NOTES
-        self._note: Path | None = None
-
-    def acquire(self) -> None:
-        """Take the lock, or say which process has it."""
-        try:
-            self._path.parent.mkdir(parents=True, exist_ok=True)
-            file = _open_own(self._path)
-        except OSError as exc:
-            raise JournalError(
-                f"The lock {self._path} cannot be made ({exc.strerror}).",
-                hint=f"Name a folder of your own, that you may write to, in {STATE_VARIABLE}.",
-            ) from exc
-        holder = os.pread(file, 300, 0).decode(errors="replace").strip() or "unknown"
-        if not self._lock.take(file):
-            raise self._busy(holder)
-        try:
-            os.ftruncate(file, 0)
-            os.pwrite(file, f"{os.getpid()}: {_command()}\n".encode(), 0)
-            # First say it, then look: of two users who begin at once, both see the other.
-            self._leave_note()
-            for others in self._others():
-                raise self._busy(others)
-        except BaseException:
-            self.release()
-            raise
-
-    def release(self) -> None:
-        """Let the next session in."""
-        if self._note is not None:
-            with contextlib.suppress(OSError):
-                self._note.unlink()
-            self._note = None
-        self._lock.release()
-
-    def _busy(self, holder: str) -> DeviceBusyError:
-        return DeviceBusyError(
-            f"{self._device_name} is in use by another Underwatt session (process {holder}).",
-            hint="Wait for it to end, or stop it; it puts the device back by itself.",
-        )
-
-    def _leave_note(self) -> None:
-        """Tell other users; in a folder that anybody may write to, a new name is one that nobody has prepared."""
-        if self._notes is None:
-            return
-        note = self._notes / f"{self._stem}.{secrets.token_hex(8)}.note"
-        text = f"{os.getpid()} {process_started(os.getpid())} {_command()}\n"
-        with contextlib.suppress(OSError):  # where there is no such folder, there is nobody to tell
-            file = os.open(note, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
-            self._note = note
-            with os.fdopen(file, "wb") as opened:
-                os.fchmod(file, 0o644)  # whatever the umask says
-                opened.write(text.encode()[:_LONGEST_NOTE])
-
-    def _others(self) -> Iterator[str]:
-        """Other processes that have the device, as their notes say; notes of ours that nobody needs are removed."""
-        if self._notes is None:
-            return
-        for path in sorted(self._notes.glob(f"{self._stem}.*.note")):
-            if path == self._note:
-                continue
-            with contextlib.suppress(OSError, ValueError):
-                owner, text = _read_note(path)
-                pid, started, command = text.split(" ", 2)
-                if _is_process_of(int(pid), started, owner):
-                    yield f"{pid}: {command.strip()}, of {_user_name(owner)}"
-                elif owner == os.geteuid():
-                    path.unlink()
-
-
-def _open_own(path: Path) -> int:
-    """Open a lock file, made where it is absent: a file of this user's, and nothing that somebody else put there."""
-    flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-    file = os.open(path, flags, 0o600)
-    found = os.fstat(file)
-    if not stat.S_ISREG(found.st_mode) or found.st_uid != os.geteuid() or found.st_nlink > 1:
-        os.close(file)
-        raise PermissionError(0, "it is no file of yours")
-    return file
-
-
-def _read_note(path: Path) -> tuple[int, str]:
-    """Whose a note is, and what it says; whatever else lies there is an ``OSError``."""
-    file = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-    try:
-        found = os.fstat(file)
-        if not stat.S_ISREG(found.st_mode):
-            raise OSError("it is no file")
-        return found.st_uid, os.read(file, _LONGEST_NOTE).decode(errors="replace")
-    finally:
-        os.close(file)
-
-
-def _is_process_of(pid: int, started: str, owner: int) -> bool:
-    """Whether a process lives, is the one that was meant, and is of the user who says so."""
-    try:
-        os.kill(pid, 0)
-    except PermissionError:
-        pass  # somebody else's
-    except (OSError, OverflowError):
-        return False
-    now = process_started(pid)
-    try:
-        return now is None or (now == started and Path(f"/proc/{pid}").stat().st_uid == owner)
-    except OSError:
-        return True  # some systems hide what others run
-
-
-def process_started(pid: int) -> str | None:
-    """When a process started, in the kernel's ticks: after a reboot the same number is another process."""
-    try:
-        status = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return None
-    return status.rpartition(")")[2].split()[19]
-
-
-def _user_name(user: int) -> str:
-    try:
-        return f"user {pwd.getpwuid(user).pw_name}"
-    except KeyError:
-        return f"user {user}"
+    return (own,) if STATE_VARIABLE in os.environ or own == ROOTS_STATE else (own, ROOTS_STATE)
 
 
 def pending(folders: Sequence[Path]) -> list[Journal]:
@@ -276,35 +43,4 @@ def _names(folder: Path) -> list[str]:
     except (FileNotFoundError, NotADirectoryError):
         return []
     except OSError as exc:
-        raise _unreadable(folder, exc) from exc
-
-
-def _unreadable(folder: Path, error: OSError) -> JournalError:
-    return JournalError(
-        f"Whether there is something to put back cannot be seen: {folder} cannot be looked into ({error.strerror}).",
-        hint=f"{_ROOTS_WORK} `sudo chmod 755 {folder}` lets every user look.",
-    )
-
-
-def _entry(body: Mapping[str, object]) -> JournalEntry:
-    """What a journal holds, of the types that it was written with."""
-    entry = JournalEntry(**body)  # type: ignore[arg-type]
-    snapshot = entry.snapshot
-    texts = [entry.address, entry.device_name, entry.command, *snapshot.keys(), *snapshot.values()]
-    if not (isinstance(entry.process, int) and all(isinstance(text, str) for text in texts)):
-        raise ValueError("it holds something else than text")
-    return entry
-
-
-def _slug(device_id: str) -> str:
-    """A file name for a device; the digest keeps ids apart that differ only in characters a name cannot have."""
-    plain = re.sub(r"[^A-Za-z0-9_.-]+", "_", device_id)
-    return plain if plain == device_id else f"{plain}-{hashlib.sha256(device_id.encode()).hexdigest()[:8]}"
-
-
-def _command() -> str:
-    return " ".join(sys.argv)[:200]
-
-
-def _digest(body: object) -> str:
-    return hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
+        raise unreadable(folder, exc) from exc

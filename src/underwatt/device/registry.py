@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from underwatt.device.base import Backend, Device
 
 ENTRY_POINT_GROUP = "underwatt.devices"
-OWN_BACKENDS = ("jetson", "nvml", "virtual", "replay", "check")
+OWN_BACKENDS = ("helper", "jetson", "nvml", "virtual", "replay", "check")
 
 _log = logging.getLogger(__name__)
 

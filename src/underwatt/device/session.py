@@ -1,7 +1,8 @@
 """A session: whatever is set on a device while it lasts is put back when it ends, however it ends.
 
 Exceptions, Ctrl-C, SIGTERM and a closed terminal are handled here; ``kill -9`` and a power cut by the journal, which
-the next session on the device, or ``underwatt restore``, finishes.
+the next session on the device, or ``underwatt restore``, finishes. A device that keeps itself (the helper's) has a lock
+and a journal of its own: the session says when it begins and ends, and the helper puts back, also after ``kill -9``.
 """
 
 from __future__ import annotations
@@ -11,10 +12,11 @@ import contextlib
 import os
 from typing import TYPE_CHECKING
 
+from underwatt.device.base import KeepsItself
 from underwatt.device.journal import DeviceLock, Journal, journal_folders
 from underwatt.device.recovery import finish_killed
 from underwatt.device.signals import SignalGates, uninterrupted
-from underwatt.errors import ApplyError, DeviceBusyError, UnderwattError
+from underwatt.errors import ApplyError, DeviceBusyError, InputError, UnderwattError
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -38,7 +40,7 @@ class Session:
         self._journal = Journal.of(device.info, "session", self._folders[0])
         self._found: dict[str, str] = {}  # the state before the first change of each thing
         self._gates = SignalGates()
-        self._holds_in_process = False
+        self._holds_in_process = self._holds_elsewhere = False
         self._process = os.getpid()
 
     def __enter__(self) -> Self:
@@ -60,6 +62,9 @@ class Session:
                 )
             _in_use.add(id(self.device))
             self._holds_in_process = True
+        elif isinstance(self.device, KeepsItself):
+            self.recovered = self.device.hold()
+            self._holds_elsewhere = True
         else:
             self._lock.acquire()
             self.recovered = finish_killed(self.device, self._folders)
@@ -72,9 +77,9 @@ class Session:
         if not mode.knobs():
             return  # a session that sets nothing has nothing to put back: it must never write
         self._gates.renew()
-        found = {**self.device.snapshot(mode), **self._found}
+        found = {"kept": "elsewhere"} if self._holds_elsewhere else {**self.device.snapshot(mode), **self._found}
         if found != self._found:
-            if not self.device.info.in_process:
+            if not (self.device.info.in_process or self._holds_elsewhere):
                 self._journal.write(self.device.info, found)
             self._found = found
         self.device.apply(mode)
@@ -91,7 +96,7 @@ class Session:
                 f"{self.device.info.name} could not be put back as it was: {exc.message}",
                 hint="What to restore is kept; run `underwatt restore` when the cause is gone.",
             ) from exc
-        if not self.device.info.in_process:
+        if not (self.device.info.in_process or self._holds_elsewhere):
             self._journal.remove()
         self._found = {}
 
@@ -113,6 +118,9 @@ class Session:
         if self._holds_in_process:
             _in_use.discard(id(self.device))
             self._holds_in_process = False
+        if self._holds_elsewhere and isinstance(self.device, KeepsItself):
+            self._holds_elsewhere = False
+            self.device.let_go()
         self._gates.__exit__()
 
     def _is_in_child(self) -> bool:
@@ -128,6 +136,11 @@ def set_mode(device: Device, mode: PowerMode, folder: Path | None = None) -> Non
 
 @uninterrupted
 def _set_mode(device: Device, mode: PowerMode, folder: Path | None) -> None:
+    if isinstance(device, KeepsItself):
+        raise InputError(
+            "Through the helper nothing can be left set: it puts back what a process has set when that ends.",
+            hint='`underwatt run` sets it as long as it trains; to leave it set: sudo "$(command -v underwatt)" set …',
+        )
     folders = (folder,) if folder else journal_folders()
     lock = DeviceLock(device.info, folder)
     lock.acquire()

@@ -6,9 +6,9 @@ import pytest
 from board_matrix import CELLS, plant
 from jetson_trees import CPU, put
 
-from underwatt.drivers.jetson.board_facts import parse_conf
 from underwatt.drivers.jetson.device import JetsonDevice
 from underwatt.drivers.jetson.kernel_files import conf_text, mode_name
+from underwatt.helper.board_facts import parse_conf
 
 
 @pytest.fixture(params=[("nano", "4"), ("agx-xavier", "5"), ("orin-nano-super", "6.2"), ("thor", "7")], ids="-".join)

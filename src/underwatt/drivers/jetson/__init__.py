@@ -2,12 +2,24 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
-from underwatt.drivers.jetson.board_facts import is_jetson
 from underwatt.drivers.jetson.device import JetsonDevice
-from underwatt.drivers.jetson.sysfs import Sysfs
 from underwatt.errors import NoDeviceError
+from underwatt.helper import SOCKET
+from underwatt.helper.board_facts import is_jetson
+from underwatt.helper.knobs import CPU_FOLDER
+from underwatt.helper.sysfs import Sysfs
+
+
+_LIMITS = (f"{CPU_FOLDER}/cpu*/cpufreq/scaling_max_freq", "sys/class/devfreq/*/max_freq")
+
+
+def through_helper() -> bool:
+    """Whether this user sets the board by its helper: there is one to speak to, and nothing to be set without it."""
+    sysfs = Sysfs("/")
+    return os.access(SOCKET, os.W_OK) and not any(sysfs.settable(p) for limit in _LIMITS for p in sysfs.glob(limit))
 
 
 class JetsonBackend:
@@ -23,8 +35,8 @@ class JetsonBackend:
         return 1.0 if is_jetson(Sysfs(self._root)) else 0.0
 
     def find(self) -> tuple[str, ...]:
-        """The board this runs on, if it is one."""
-        return (self._root,) if self.affinity() else ()
+        """The board this runs on, if it is one and is not found as its helper's."""
+        return (self._root,) if self.affinity() and not through_helper() else ()
 
     def open(self, where: str) -> JetsonDevice:
         """Open the board, or the directory that looks like one."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from underwatt.drivers.jetson.board_facts import (
+from underwatt.helper.board_facts import (
     COMPATIBLE_FILE,
     CONF_FILE,
     MODEL_FILE,
@@ -22,8 +22,8 @@ from underwatt.drivers.jetson.board_facts import (
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from underwatt.drivers.jetson.board_facts import NvpConf
-    from underwatt.drivers.jetson.sysfs import Sysfs
+    from underwatt.helper.board_facts import NvpConf
+    from underwatt.helper.sysfs import Sysfs
 
 _CPU, _DEBUG = "sys/devices/system/cpu", "sys/kernel/debug"
 _CLOCK = ("available_frequencies", "min_freq", "max_freq", "cur_freq", "governor")

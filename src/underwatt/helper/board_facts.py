@@ -5,18 +5,16 @@ What cannot be asked stands in a table: the rails that add up to a board's total
 program is never run.
 """
 
-from __future__ import annotations
-
 import re
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from underwatt.errors import InputError
+from .errors import InputError
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
 
-    from underwatt.drivers.jetson.sysfs import Sysfs
+    from .sysfs import Sysfs
 
 MODEL_FILE = "proc/device-tree/model"
 COMPATIBLE_FILE = "proc/device-tree/compatible"
@@ -26,11 +24,11 @@ CONF_FILE = "etc/nvpmodel.conf"
 STATUS_FILE = "var/lib/nvpmodel/status"
 VIRTUAL_COMPATIBLE = "underwatt,virtual"  # a simulated tree says so itself, so that no figure passes for real
 _NO_CAP = 2**31 - 1
+_NOTHING: Any = MappingProxyType({})
 _REBOOT_ARGS = ("TPC_PG_MASK", "FBP_PG_MASK")
 
 
-@dataclass(frozen=True, slots=True)
-class Board:
+class Board(NamedTuple):
     """What is known of a board beforehand.
 
     ``total_rails`` are the rails whose sum is the total, or empty where the board has no sensor. ``emc_mhz`` are
@@ -39,8 +37,8 @@ class Board:
 
     key: str
     name: str
-    total_rails: tuple[str, ...]
-    emc_mhz: tuple[float, ...] = ()
+    total_rails: "tuple[str, ...]"
+    emc_mhz: "tuple[float, ...]" = ()
     emc_override: bool = False  # memory clock pinned through override.emc instead of the boot processor
     no_sensor: str = ""  # why there is no power sensor
     read_only: str = ""  # why nothing can be set
@@ -74,7 +72,7 @@ _BOARDS = {
 KNOWN_TOTALS = tuple(dict.fromkeys(board.total_rails for board in _BOARDS.values() if board.total_rails))
 
 
-def detect_board(sysfs: Sysfs) -> Board:
+def detect_board(sysfs: "Sysfs") -> "Board":
     """The board that the device tree names; one that is not in the table gets no assumptions."""
     model = sysfs.text_or_empty(MODEL_FILE)
     text = f"{model}\n{sysfs.text_or_empty(COMPATIBLE_FILE)}".lower()
@@ -84,72 +82,69 @@ def detect_board(sysfs: Sysfs) -> Board:
     return Board("unknown", model.strip("\0 \n") or "unknown Jetson", ())
 
 
-def is_jetson(sysfs: Sysfs) -> bool:
+def is_jetson(sysfs: "Sysfs") -> bool:
     """Whether the device tree or the release file says Tegra."""
     return "nvidia,tegra" in sysfs.text_or_empty(COMPATIBLE_FILE) or sysfs.exists(RELEASE_FILE)
 
 
-def is_simulated(sysfs: Sysfs) -> bool:
+def is_simulated(sysfs: "Sysfs") -> bool:
     """Whether the device tree says that this is a virtual board."""
     return VIRTUAL_COMPATIBLE in sysfs.text_or_empty(COMPATIBLE_FILE).split("\0")
 
 
-def serial_number(sysfs: Sysfs) -> str:
+def serial_number(sysfs: "Sysfs") -> str:
     """The serial number of the board, or nothing where it is not told (containers hide it)."""
     return sysfs.text_or_empty(SERIAL_FILE).strip("\0 \n")
 
 
-def l4t_release(sysfs: Sysfs) -> str:
+def l4t_release(sysfs: "Sysfs") -> str:
     """The release of NVIDIA's Linux (R35.4.1), or nothing where it is not told."""
     found = re.search(r"#\s*R(\d+).*?REVISION:\s*([\d.]+)", sysfs.text_or_empty(RELEASE_FILE))
     return f"R{found[1]}.{found[2]}" if found else ""
 
 
-def release_major(sysfs: Sysfs) -> int:
+def release_major(sysfs: "Sysfs") -> int:
     """The first number of the release, 0 where it is not told."""
     found = re.match(r"R(\d+)", l4t_release(sysfs))
     return int(found[1]) if found else 0
 
 
-def nearest(table: Collection[int], value: float) -> int:
+def nearest(table: "Collection[int]", value: float) -> int:
     """The entry that a value means: kernels and nvpmodel's own files spell clocks with rounding of their own."""
     return min(table, key=lambda entry: abs(entry - value))
 
 
-@dataclass(frozen=True, slots=True)
-class Caps:
+class Caps(NamedTuple):
     """What a power mode allows at most; nothing named is nothing capped."""
 
-    gpu_hz: int | None = None
-    emc_hz: int | None = None
-    cpu_khz: Mapping[int, int] = field(default_factory=dict)  # by a core of the cluster
-    all_cpu_khz: int | None = None  # where the file does not say for which core
-    cores_off: frozenset[int] = frozenset()
+    gpu_hz: "int | None" = None
+    emc_hz: "int | None" = None
+    cpu_khz: "Mapping[int, int]" = _NOTHING  # by a core of the cluster
+    all_cpu_khz: "int | None" = None  # where the file does not say for which core
+    cores_off: "frozenset[int]" = frozenset()
 
-    def cluster_khz(self, cores: Collection[int]) -> int | None:
+    def cluster_khz(self, cores: "Collection[int]") -> "int | None":
         """The lowest cap that holds for some of these cores."""
         named = [cap for core, cap in self.cpu_khz.items() if core in cores]
         return min((*named, self.all_cpu_khz) if self.all_cpu_khz is not None else named, default=None)
 
 
-@dataclass(frozen=True, slots=True)
-class NvpMode:
+class NvpMode(NamedTuple):
     """One mode of the file: values by parameter and argument, as (``GPU``, ``MAX_FREQ``)."""
 
     id: int
     name: str
-    values: Mapping[tuple[str, str], str]
+    values: "Mapping[tuple[str, str], str]"
 
 
-@dataclass(frozen=True, slots=True)
-class NvpConf:
+class NvpConf(NamedTuple):
     """The whole file: the modes by number, and the path behind each argument."""
 
-    modes: Mapping[int, NvpMode] = field(default_factory=dict)
-    paths: Mapping[tuple[str, str], str] = field(default_factory=dict)
-    default_id: int | None = None  # the mode of a board on which none was ever chosen
+    modes: "Mapping[int, NvpMode]" = _NOTHING
+    paths: "Mapping[tuple[str, str], str]" = _NOTHING
+    default_id: "int | None" = None  # the mode of a board on which none was ever chosen
 
-    def caps(self, mode_id: int | None) -> Caps:
+    def caps(self, mode_id: "int | None") -> "Caps":
         """What a mode caps; one that is not in the file (a custom one) caps nothing that we know of."""
         if mode_id is None or mode_id not in self.modes:
             return Caps()
@@ -171,7 +166,7 @@ class NvpConf:
         gpu_hz, emc_hz = (_cap(values.get((part, "MAX_FREQ"), "")) for part in ("GPU", "EMC"))
         return Caps(gpu_hz, emc_hz, cpu_khz, all_cpu_khz, frozenset(cores_off - {0}))
 
-    def reboot_reasons(self, from_id: int | None, to_id: int) -> tuple[str, ...]:
+    def reboot_reasons(self, from_id: "int | None", to_id: int) -> "tuple[str, ...]":
         """The arguments that differ between two modes and only take effect after a reboot."""
         if from_id is None or from_id not in self.modes or to_id not in self.modes:
             return ()
@@ -180,11 +175,12 @@ class NvpConf:
         return tuple(sorted({key[1] for key in shared if _mask(before[key]) != _mask(after[key])}))
 
 
-def parse_conf(text: str) -> NvpConf:
+def parse_conf(text: str) -> "NvpConf":
     """Read the text of ``nvpmodel.conf``; raises ``InputError`` naming the line that makes no sense."""
     modes: dict[int, NvpMode] = {}
     paths: dict[tuple[str, str], str] = {}
-    section, param, values = "", "", dict[tuple[str, str], str]()
+    section, param = "", ""
+    values: dict[tuple[str, str], str] = {}
     default_id: int | None = None
     for number, raw in enumerate(text.splitlines(), start=1):
         line = raw.split("#", 1)[0].strip()
@@ -214,13 +210,13 @@ def parse_conf(text: str) -> NvpConf:
     return NvpConf(modes, paths, default_id)
 
 
-def active_id(sysfs: Sysfs) -> int | None:
+def active_id(sysfs: "Sysfs") -> "int | None":
     """The number of the active mode, or ``None`` where the board does not tell."""
     found = re.search(r"pmode:\s*([0-9]{1,6})", sysfs.text_or_empty(STATUS_FILE))
     return int(found[1]) if found else None
 
 
-def _header(line: str, number: int) -> tuple[str, dict[str, str]]:
+def _header(line: str, number: int) -> "tuple[str, dict[str, str]]":
     found = re.fullmatch(r"<\s*([A-Z_]+)\s*(.*?)\s*>", line)
     if not found:
         raise InputError(f"Line {number} of nvpmodel.conf is not a section header: {line[:60]!r}.")
@@ -228,7 +224,7 @@ def _header(line: str, number: int) -> tuple[str, dict[str, str]]:
     return found[1], {key: value for key, _, value in pairs}
 
 
-def _cap(text: str) -> int | None:
+def _cap(text: str) -> "int | None":
     """A cap in the file's own unit; 0, -1 and the largest 32-bit number all mean none."""
     if not re.fullmatch(r"[0-9]{1,12}", text):
         return None
@@ -236,7 +232,7 @@ def _cap(text: str) -> int | None:
     return value if 0 < value < _NO_CAP else None
 
 
-def _mask(text: str) -> int | str:
+def _mask(text: str) -> "int | str":
     """A mask as a number, however it is spelled."""
     try:
         return int(text, 0)

@@ -7,12 +7,11 @@ from typing import TYPE_CHECKING, Any
 import jetson_trees as trees
 import pytest
 
-from underwatt.device.timing import SystemClock
-from underwatt.drivers.jetson.board_facts import detect_board
 from underwatt.drivers.jetson.device import JetsonDevice
-from underwatt.drivers.jetson.sensors import PowerMonitor, ThermalZones, find_rails
-from underwatt.drivers.jetson.sysfs import Sysfs
 from underwatt.errors import NotPermittedError, SensorError
+from underwatt.helper.board_facts import detect_board
+from underwatt.helper.sensors import PowerMonitor, ThermalZones, find_rails
+from underwatt.helper.sysfs import Sysfs
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -175,17 +174,17 @@ def root(tmp_path: Path) -> Path:
 
 
 def test_temperatures_without_the_constant_zone(root: Path) -> None:
-    assert ThermalZones(Sysfs(root), SystemClock()).temperatures_c() == {"CPU": 41.5, "gpu": 39.0}
+    assert ThermalZones(Sysfs(root)).temperatures_c() == {"CPU": 41.5, "gpu": 39.0}
 
 
 @pytest.mark.parametrize("text", ["-256000", "999000", "", "garbage"])
 def test_a_zone_that_is_powered_down_is_left_out(root: Path, text: str) -> None:
     trees.put(root, f"{ZONE}1/temp", text)
-    assert ThermalZones(Sysfs(root), SystemClock()).temperatures_c() == {"CPU": 41.5}
+    assert ThermalZones(Sysfs(root)).temperatures_c() == {"CPU": 41.5}
 
 
 def test_a_fan_at_work_is_no_throttling_but_a_cooling_clock_is(root: Path) -> None:
-    thermal = ThermalZones(Sysfs(root), SystemClock())
+    thermal = ThermalZones(Sysfs(root))
     assert thermal.throttle_reasons() == ()
     trees.put(root, "sys/class/thermal/cooling_device1/cur_state", 2)
     assert thermal.throttle_reasons() == ("thermal: cpu-throttle-alert at 2",)
@@ -195,7 +194,7 @@ def test_a_fan_at_work_is_no_throttling_but_a_cooling_clock_is(root: Path) -> No
 
 def test_over_current_events_count_from_the_last_look(root: Path) -> None:
     counter = "sys/class/hwmon/hwmon9/oc1_event_cnt"
-    thermal = ThermalZones(Sysfs(root), SystemClock())
+    thermal = ThermalZones(Sysfs(root))
     assert thermal.throttle_reasons() == ()
     trees.put(root, counter, 9)
     assert thermal.throttle_reasons() == ("over-current: OC1 (2 events)",)
@@ -217,7 +216,7 @@ def test_small_over_current_events_count_by_how_often_they_come(root: Path) -> N
     counter = "sys/class/hwmon/hwmon9/oc3_event_cnt"
     trees.put(root, counter, 27_390)
     clock: Any = Hand()
-    thermal = ThermalZones(Sysfs(root), clock)
+    thermal = ThermalZones(Sysfs(root), clock.now_s)
     assert thermal.throttle_reasons() == ()
     count = 27_390
     for _ in range(40):  # as on a board that is well under load: 7.6 a second

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import pytest
 from hypothesis import given, strategies as st
 
-from underwatt.drivers.jetson.sysfs import PATIENCE_S, Presence, Sysfs, Wanted, Writes
 from underwatt.errors import ApplyError, NotPermittedError, SensorError
+from underwatt.helper.sysfs import PATIENCE_S, Presence, Sysfs, Wanted, Writes
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -48,9 +48,9 @@ class Bounds(Sysfs):
 
 @pytest.mark.parametrize("number", [errno.EACCES, errno.EPERM, errno.EROFS])
 def test_forbidden_says_what_would_permit(number: int) -> None:
-    with pytest.raises(NotPermittedError, match=r"sudo.*udev rule"):
+    with pytest.raises(NotPermittedError, match=r"sudo.* helper install"):
         Failing(number).read("a")
-    with pytest.raises(NotPermittedError, match=r"sudo.*udev rule"):
+    with pytest.raises(NotPermittedError, match=r"sudo.* helper install"):
         Failing(number).write("a", "1")
 
 

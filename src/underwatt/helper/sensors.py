@@ -1,19 +1,16 @@
 """What a Jetson's sensors tell: the watts of its rails and their total, temperatures, and why it slows itself down."""
 
-from __future__ import annotations
-
 import re
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+import time
+from typing import TYPE_CHECKING, NamedTuple
 
-from underwatt.drivers.jetson.board_facts import KNOWN_TOTALS, Board
-from underwatt.errors import DeviceError, SensorError
+from .board_facts import KNOWN_TOTALS, Board
+from .errors import DeviceError, SensorError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
-    from underwatt.device.timing import Clock
-    from underwatt.drivers.jetson.sysfs import Sysfs
+    from .sysfs import Sysfs
 
 MAX_PLAUSIBLE_W = 1000.0  # ten times what any Jetson can draw
 # The shunt amplifier of an idle rail may be a step or two (8 or 20 mA) below zero; more than that is garbage.
@@ -32,16 +29,15 @@ _SERIOUS = ("OC1", "OC2")  # one event tells of a supply that gives way
 _OFTEN_PER_S = 20.0
 
 
-@dataclass(frozen=True, slots=True)
-class PowerRail:
+class PowerRail(NamedTuple):
     """One measured supply: the product of its files, times ``watts_per_unit``, is its power."""
 
     name: str
-    files: tuple[str, ...]
+    files: "tuple[str, ...]"
     watts_per_unit: float
 
 
-def find_rails(sysfs: Sysfs) -> tuple[PowerRail, ...]:
+def find_rails(sysfs: "Sysfs") -> "tuple[PowerRail, ...]":
     """Every rail that a power sensor reports here, whatever the JetPack generation; reads names, no values."""
     rails: list[PowerRail] = []
     for path in sysfs.glob(_JP4_NAMES):
@@ -65,7 +61,7 @@ def find_rails(sysfs: Sysfs) -> tuple[PowerRail, ...]:
     return named or tuple(rail for rail in rails if not rail.name)
 
 
-def total_of(board: Board, rails: tuple[PowerRail, ...]) -> tuple[PowerRail, ...]:
+def total_of(board: Board, rails: "tuple[PowerRail, ...]") -> "tuple[PowerRail, ...]":
     """The rails whose sum is the board's total; raises ``SensorError`` rather than sum what happens to be there."""
     if board.no_sensor:
         raise SensorError(board.no_sensor, hint="Use an external meter, or plan with a profile of the 4 GB board.")
@@ -86,20 +82,20 @@ def total_of(board: Board, rails: tuple[PowerRail, ...]) -> tuple[PowerRail, ...
     )
 
 
-def _label(sysfs: Sysfs, path: str) -> str:
+def _label(sysfs: "Sysfs", path: str) -> str:
     return sysfs.text_or_empty(path).strip("\0 \t\r\n")
 
 
 class PowerMonitor:
     """Reads the total and the rails; finds the sensor files at the first read, and again after a failure."""
 
-    def __init__(self, sysfs: Sysfs, board: Board) -> None:
+    def __init__(self, sysfs: "Sysfs", board: Board) -> None:
         self._sysfs = sysfs
         self._board = board
         self._rails: tuple[PowerRail, ...] = ()
         self._total: tuple[PowerRail, ...] | None = None
 
-    def total_rails(self) -> tuple[PowerRail, ...]:
+    def total_rails(self) -> "tuple[PowerRail, ...]":
         """The rails that make the total."""
         if self._total is None:
             self._total = total_of(self._board, self._all_rails())
@@ -118,7 +114,7 @@ class PowerMonitor:
             raise
         return power_w
 
-    def rails_w(self) -> dict[str, float]:
+    def rails_w(self) -> "dict[str, float]":
         """Power of each rail that can be read now; one that cannot is left out, not zero."""
         powers_w: dict[str, float] = {}
         for rail in self._all_rails():
@@ -128,12 +124,12 @@ class PowerMonitor:
                 self._rails = ()
         return powers_w
 
-    def _all_rails(self) -> tuple[PowerRail, ...]:
+    def _all_rails(self) -> "tuple[PowerRail, ...]":
         if not self._rails:
             self._rails = find_rails(self._sysfs)
         return self._rails
 
-    def _rail_w(self, rail: PowerRail) -> float:
+    def _rail_w(self, rail: "PowerRail") -> float:
         power_w, reads = rail.watts_per_unit, f"The power sensor of rail {rail.name} reads"
         for file in rail.files:
             value = self._sysfs.read_int(file, patience_s=_BUSY_S)
@@ -154,16 +150,16 @@ class PowerMonitor:
 class ThermalZones:
     """Reads zones, cooling devices and over-current counters; remembers the counters between reads."""
 
-    def __init__(self, sysfs: Sysfs, clock: Clock) -> None:
+    def __init__(self, sysfs: "Sysfs", now_s: "Callable[[], float]" = time.monotonic) -> None:
         self._sysfs = sysfs
-        self._clock = clock
+        self._now_s = now_s
         self._events: dict[str, tuple[float, int]] = {}  # when a counter was looked at, and what it read
 
-    def temperatures_c(self) -> dict[str, float]:
+    def temperatures_c(self) -> "dict[str, float]":
         """Degrees of each zone that can be read; powered-down zones are left out."""
         temperatures_c: dict[str, float] = {}
         for zone in self._sysfs.glob("sys/class/thermal/thermal_zone*"):
-            name = _label(self._sysfs, f"{zone}/type").removesuffix("-therm").removesuffix("-thermal")
+            name = re.sub("-therm(al)?$", "", _label(self._sysfs, f"{zone}/type"))
             millidegrees = self._sysfs.int_or_none(f"{zone}/temp")
             if name in ("", *_CONSTANT_ZONES) or millidegrees is None:
                 continue
@@ -171,26 +167,26 @@ class ThermalZones:
                 temperatures_c[name] = millidegrees / 1000
         return temperatures_c
 
-    def throttle_reasons(self) -> tuple[str, ...]:
+    def throttle_reasons(self) -> "tuple[str, ...]":
         """Cooling devices that hold something back now, and over-current events since the last call."""
         return (*self._cooling(), *self._over_current())
 
-    def _cooling(self) -> Iterator[str]:
+    def _cooling(self) -> "Iterator[str]":
         for device in self._sysfs.glob("sys/class/thermal/cooling_device*"):
             name = _label(self._sysfs, f"{device}/type")
             state = self._sysfs.int_or_none(f"{device}/cur_state") or 0
             if name and state > 0 and not any(word in name for word in _NO_THROTTLE):
                 yield f"thermal: {name} at {state}"
 
-    def _over_current(self) -> Iterator[str]:
+    def _over_current(self) -> "Iterator[str]":
         for path in self._sysfs.glob("sys/class/hwmon/hwmon*/oc[0-9]*_event_cnt"):
             count = self._sysfs.int_or_none(path)
             if count is None:
                 continue
             # The counters run since boot: only what was added since the last look tells about now.
-            now_s = self._clock.now_s()
+            now_s = self._now_s()
             since_s, before = self._events.get(path, (now_s, count))
-            name = path.rsplit("/", 1)[1].removesuffix("_event_cnt").upper()
+            name = path.rsplit("/", 1)[1].split("_", 1)[0].upper()
             often = _OFTEN_PER_S * max(1.0, now_s - since_s)
             if count - before >= (1 if name in _SERIOUS else often):
                 yield f"over-current: {name} ({count - before} events)"

@@ -6,7 +6,8 @@ import jetson_trees as trees
 import pytest
 from hypothesis import given, strategies as st
 
-from underwatt.drivers.jetson.board_facts import (
+from underwatt.errors import InputError
+from underwatt.helper.board_facts import (
     CONF_FILE,
     Caps,
     NvpConf,
@@ -17,8 +18,7 @@ from underwatt.drivers.jetson.board_facts import (
     parse_conf,
     serial_number,
 )
-from underwatt.drivers.jetson.sysfs import Sysfs
-from underwatt.errors import InputError
+from underwatt.helper.sysfs import Sysfs
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING
 import jetson_trees as trees
 import pytest
 
-from underwatt.drivers.jetson.board_facts import detect_board
-from underwatt.drivers.jetson.knobs import (
+from underwatt.errors import ApplyError, ModeError
+from underwatt.helper.board_facts import detect_board
+from underwatt.helper.knobs import (
     Cpu,
     Emc,
     find_cpu,
@@ -17,8 +18,7 @@ from underwatt.drivers.jetson.knobs import (
     nearest_not_above,
     within_bounds,
 )
-from underwatt.drivers.jetson.sysfs import Presence, Sysfs, Writes
-from underwatt.errors import ApplyError, ModeError
+from underwatt.helper.sysfs import Presence, Sysfs, Writes
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -1,15 +1,14 @@
 """Files of a Linux board under a root directory: the one place where system errors become Underwatt's."""
 
-from __future__ import annotations
-
 import errno
 import os
 import time
 from enum import Enum
-from glob import glob
+from glob import escape, glob
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
-from underwatt.errors import ApplyError, DeviceError, NotPermittedError, SensorError
+from . import INSTALL
+from .errors import ApplyError, DeviceError, NotPermittedError, SensorError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -23,9 +22,7 @@ _PAUSE_S = 0.003
 _PAGE = 4096  # what a kernel file holds at most; only text files under /etc are longer
 _MAX_BYTES = 1 << 20  # a file that never ends must not eat the memory
 _Result = TypeVar("_Result")
-PERMIT_HINT = (
-    "Run with sudo, or give your group write access to it with a udev rule; in a container, mount /sys writable."
-)
+PERMIT_HINT = f"Install the helper, once, which sets it for you: {INSTALL}; or run with sudo."
 
 
 class Presence(Enum):
@@ -43,7 +40,7 @@ class Sysfs:
     created: a missing one is an error. Tests inject faults by overriding ``_pull`` and ``_push``.
     """
 
-    def __init__(self, root: str | Path = "/") -> None:
+    def __init__(self, root: "str | Path" = "/") -> None:
         self.root = str(root)
         self._prefix = f"{self.root.rstrip('/')}/"
 
@@ -75,7 +72,7 @@ class Sysfs:
             hint = "Its driver may be unloading or broken; look into dmesg."
             raise SensorError(f"{self.full(path)} holds {text[:40]!r}, which is not a number.", hint=hint) from None
 
-    def read_ints(self, path: str) -> tuple[int, ...]:
+    def read_ints(self, path: str) -> "tuple[int, ...]":
         """The whole numbers in a file, ascending, each once."""
         text = self.read(path, patience_s=PATIENCE_S)
         try:
@@ -93,7 +90,7 @@ class Sysfs:
         except DeviceError:
             return ""
 
-    def int_or_none(self, path: str) -> int | None:
+    def int_or_none(self, path: str) -> "int | None":
         """The whole number in a file, ``None`` where it cannot be read."""
         try:
             return self.read_int(path)
@@ -112,14 +109,15 @@ class Sysfs:
         except OSError as exc:
             raise _translated(exc, ApplyError, f"cannot write {text.strip()!r} to {self.full(path)}") from exc
 
-    def glob(self, pattern: str) -> tuple[str, ...]:
+    def glob(self, pattern: str) -> "tuple[str, ...]":
         """The relative paths that match, sorted; folders that may not be entered match nothing."""
-        return tuple(sorted(glob(pattern, root_dir=self.root)))  # noqa: PTH207 - gives relative paths
+        found = glob(escape(self._prefix) + pattern)
+        return tuple(sorted(path[len(self._prefix) :] for path in found))
 
-    def presence(self, path: str) -> Presence:
+    def presence(self, path: str) -> "Presence":
         """Whether a file is there, is not, or cannot be known."""
         try:
-            os.stat(self.full(path))  # noqa: PTH116 - Path.stat would do; the rest of this class uses os
+            os.stat(self.full(path))
         except PermissionError:
             return Presence.HIDDEN
         except (OSError, ValueError):
@@ -153,7 +151,7 @@ class Sysfs:
             os.close(handle)
 
 
-def _patiently(act: Callable[[], _Result], again_on: tuple[int, ...], patience_s: float) -> _Result:
+def _patiently(act: "Callable[[], _Result]", again_on: "tuple[int, ...]", patience_s: float) -> _Result:
     """Do it, and again while it fails with one of these errors and there is patience left.
 
     The last try begins when patience has ended: a first one that a busy machine held up for so long is not the last.
@@ -169,7 +167,7 @@ def _patiently(act: Callable[[], _Result], again_on: tuple[int, ...], patience_s
         time.sleep(_PAUSE_S)
 
 
-def _translated(exc: OSError, otherwise: type[DeviceError], doing: str) -> DeviceError:
+def _translated(exc: OSError, otherwise: "type[DeviceError]", doing: str) -> DeviceError:
     reason = f"{os.strerror(exc.errno) if exc.errno else exc}"
     message = f"{doing[0].upper()}{doing[1:]}: {reason.lower()}."
     if exc.errno in _FORBIDDEN:
@@ -185,7 +183,7 @@ class Wanted(NamedTuple):
     text: str  # as it is written, with the newline that ends it
     tolerance: int = 0
     shown_by: str = ""  # another file tells it, too: this one may not give back what was written
-    excuse: Callable[[int, int], bool] | None = None  # (found, wanted): as good, as where heat holds a clock down
+    excuse: "Callable[[int, int], bool] | None" = None  # (found, wanted): as good, as where heat holds a clock down
 
     def fits(self, found: str) -> bool:
         """Whether a file that reads so has taken it."""
@@ -205,19 +203,19 @@ class Writes:
     read again for a while before it counts as refused.
     """
 
-    def __init__(self, sysfs: Sysfs) -> None:
+    def __init__(self, sysfs: "Sysfs") -> None:
         self.wanted: dict[str, Wanted] = {}  # every file that was or may have been written
         self.rights_late = False  # a core was switched on, and the rights to its files may come a moment later
         self._sysfs = sysfs
         self._open: set[str] = set()
 
-    def put(self, path: str, wanted: Wanted) -> None:
+    def put(self, path: str, wanted: "Wanted") -> None:
         """Write one file; that it took is checked by ``unsettled``."""
         self.wanted[path] = wanted
         self._sysfs.write(path, wanted.text, rights_late=self.rights_late)
         self._open.add(path)
 
-    def put_range(self, files: tuple[str, str], low: Wanted, high: Wanted, *, always: bool = False) -> None:
+    def put_range(self, files: "tuple[str, str]", low: "Wanted", high: "Wanted", *, always: bool = False) -> None:
         """Set the minimum and the maximum file in the order that never puts one above the other.
 
         Older kernels refuse a minimum above the maximum, so the maximum goes first unless it would fall below the
@@ -244,7 +242,7 @@ class Writes:
         for error in self.unsettled().values():
             raise error
 
-    def unsettled(self) -> dict[str, DeviceError]:
+    def unsettled(self) -> "dict[str, DeviceError]":
         """What still reads otherwise after a while, as errors by path."""
         end_s = time.monotonic() + PATIENCE_S
         while True:
@@ -257,7 +255,7 @@ class Writes:
                 return wrong
             time.sleep(_PAUSE_S)
 
-    def _look(self, path: str) -> DeviceError | None:
+    def _look(self, path: str) -> "DeviceError | None":
         wanted = self.wanted[path]
         found = ""
         for file in (path, wanted.shown_by):

@@ -9,9 +9,12 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from underwatt.device import journal as journal_module
-from underwatt.device.journal import DeviceLock, Journal, journal_folders, pending, state_dir
+from underwatt.device import journal as folders_module
+from underwatt.device.journal import journal_folders, pending
 from underwatt.errors import DeviceBusyError, JournalError
+from underwatt.helper import journal as journal_module, lock as lock_module
+from underwatt.helper.journal import Journal, state_dir
+from underwatt.helper.lock import DeviceLock
 from underwatt.records import DeviceInfo
 
 INFO = DeviceInfo("jetson", "Nano", "jetson-Nano 1/2", "jetson:/")
@@ -128,8 +131,9 @@ def test_ids_that_differ_have_files_that_differ(tmp_path: Path) -> None:
 def shared(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     """The folder that all users may write to, and state folders as nobody has configured them."""
     monkeypatch.delenv("UNDERWATT_STATE")
-    monkeypatch.setattr(journal_module, "_SHARED_NOTES", tmp_path / "shared")
-    monkeypatch.setattr(journal_module, "_ROOTS_STATE", tmp_path / "root")
+    monkeypatch.setattr(lock_module, "_SHARED_NOTES", tmp_path / "shared")
+    for module in (journal_module, folders_module):
+        monkeypatch.setattr(module, "ROOTS_STATE", tmp_path / "root")
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "home"))
     (tmp_path / "shared").mkdir()
     return tmp_path / "shared"
@@ -139,7 +143,7 @@ def test_a_user_is_told_that_another_one_has_the_device(monkeypatch: pytest.Monk
     as_root = DeviceLock(INFO)
     as_root.acquire()
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
-    monkeypatch.setattr(journal_module, "_open_own", lambda path: os.open(path, os.O_RDWR | os.O_CREAT))
+    monkeypatch.setattr(lock_module, "_open_own", lambda path: os.open(path, os.O_RDWR | os.O_CREAT))
     with pytest.raises(DeviceBusyError, match=f"process {os.getpid()}.* of user root"):
         DeviceLock(INFO).acquire()
     as_root.release()
@@ -151,9 +155,9 @@ def test_a_user_is_told_that_another_one_has_the_device(monkeypatch: pytest.Monk
 
 
 def test_a_note_that_no_living_process_of_its_owner_left_holds_nobody(shared: Path) -> None:
-    started = journal_module.process_started(os.getpid())
-    stem = f"underwatt-{journal_module._slug(INFO.id)}"
-    init_started = journal_module.process_started(1)
+    started = lock_module.process_started(os.getpid())
+    stem = f"underwatt-{journal_module.slug(INFO.id)}"
+    init_started = lock_module.process_started(1)
     for number, text in enumerate(["", "x", "1", "999999999 0 a", f"{os.getpid()} 0 reused number", "1 2 3 \xff"]):
         (shared / f"{stem}.{number}.note").write_text(text)
     forged = shared / f"{stem}.forged.note"
@@ -171,7 +175,7 @@ def test_a_note_that_no_living_process_of_its_owner_left_holds_nobody(shared: Pa
 def test_a_lock_that_somebody_else_prepared_is_refused_and_left_alone(tmp_path: Path, kind: str) -> None:
     other = tmp_path / "valuable"
     other.write_text("kept")
-    path = tmp_path / "locks" / f"underwatt-{journal_module._slug(INFO.id)}.lock"
+    path = tmp_path / "locks" / f"underwatt-{journal_module.slug(INFO.id)}.lock"
     path.parent.mkdir()
     if kind == "link":
         path.symlink_to(other)
@@ -189,7 +193,7 @@ def test_a_lock_that_somebody_else_prepared_is_refused_and_left_alone(tmp_path: 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can make files of other users")
 def test_another_users_lock_file_is_refused(tmp_path: Path) -> None:
-    path = tmp_path / f"underwatt-{journal_module._slug(INFO.id)}.lock"
+    path = tmp_path / f"underwatt-{journal_module.slug(INFO.id)}.lock"
     path.write_text("mine")
     os.chown(path, 1000, 1000)
     with pytest.raises(JournalError, match="no file of yours"):

@@ -1,22 +1,20 @@
 """Putting a Jetson back as it was found, from nothing but the files and texts of a snapshot."""
 
-from __future__ import annotations
-
 import re
 import time
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from underwatt.drivers.jetson.board_facts import STATUS_FILE, active_id
-from underwatt.drivers.jetson.knobs import BPMP, CPU_FOLDER, OVERRIDE, Cluster, Gpu, find_cpu, tells_rate
-from underwatt.drivers.jetson.sysfs import PATIENCE_S, Presence, Wanted, Writes
-from underwatt.errors import ApplyError, DeviceError, NotPermittedError
+from .board_facts import STATUS_FILE, active_id
+from .errors import ApplyError, DeviceError, NotPermittedError
+from .knobs import BPMP, CPU_FOLDER, OVERRIDE, Cluster, Gpu, find_cpu, tells_rate
+from .sysfs import PATIENCE_S, Presence, Wanted, Writes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Mapping
 
-    from underwatt.drivers.jetson.knobs import EmcNode
-    from underwatt.drivers.jetson.sysfs import Sysfs
+    from .knobs import EmcNode
+    from .sysfs import Sysfs
 
 NVPMODEL_KEY = "nvpmodel"
 _ONLINE = re.compile(re.escape(CPU_FOLDER) + r"/cpu([1-9]\d*)/online")
@@ -25,7 +23,7 @@ _CLOCK_MIN = re.compile(
 )
 
 
-def take_snapshot(sysfs: Sysfs, files: tuple[str, ...]) -> dict[str, str]:
+def take_snapshot(sysfs: "Sysfs", files: "tuple[str, ...]") -> "dict[str, str]":
     """The exact text of each file that can be read, and the number of the active nvpmodel mode."""
     found: dict[str, str] = {}
     for path in files:
@@ -47,7 +45,7 @@ class Restorer:
     it was and still be about to change, so that these are written whatever they read.
     """
 
-    def __init__(self, sysfs: Sysfs, snapshot: Mapping[str, str], touched: Collection[str] = ()) -> None:
+    def __init__(self, sysfs: "Sysfs", snapshot: "Mapping[str, str]", touched: "Collection[str]" = ()) -> None:
         self._sysfs = sysfs
         self._texts = {path: text for path, text in snapshot.items() if path != NVPMODEL_KEY}
         self._mode_id = snapshot.get(NVPMODEL_KEY)
@@ -87,7 +85,7 @@ class Restorer:
     def _is_range(self, path: str) -> bool:
         return bool(_CLOCK_MIN.fullmatch(path)) and _max_of(path) in self._texts and ".." not in path
 
-    def _attempt(self, path: str, step: Callable[..., None], *args: object) -> None:
+    def _attempt(self, path: str, step: "Callable[..., None]", *args: object) -> None:
         try:
             step(*args)
         except DeviceError as exc:
@@ -109,7 +107,7 @@ class Restorer:
         always = not self._touched.isdisjoint((min_path, max_path))
         clock.put(self._writes, self._texts[min_path], self._texts[max_path], always=always)
 
-    def _put_memory(self, node: EmcNode) -> None:
+    def _put_memory(self, node: "EmcNode") -> None:
         """The rate while it is still locked, then the lock; a rate that was never locked is the firmware's.
 
         A lock may count: it is let go once, for the once that it was set, whoever else holds it by now.
@@ -159,7 +157,7 @@ class Restorer:
 class Pinned:
     """The files that were set and what they were set to: who else is at the same knobs shows by comparing."""
 
-    def __init__(self, sysfs: Sysfs) -> None:
+    def __init__(self, sysfs: "Sysfs") -> None:
         self._sysfs = sysfs
         self._wanted: dict[str, Wanted] = {}
         self._told: dict[str, str] = {}
@@ -167,12 +165,12 @@ class Pinned:
         self._unsaid: list[str] = []  # found when setting again, which has overwritten it
 
     @property
-    def paths(self) -> frozenset[str]:
+    def paths(self) -> "frozenset[str]":
         """The files that were or may have been written."""
         return frozenset(self._wanted)
 
     @contextmanager
-    def changed_by(self, writes: Writes, mode_id: int | None) -> Iterator[None]:
+    def changed_by(self, writes: Writes, mode_id: "int | None") -> "Iterator[None]":
         """While a mode is set: what others have changed before is kept to be said, and what is written from now on."""
         self._unsaid += self._look(mode_id)
         try:
@@ -187,12 +185,12 @@ class Pinned:
         self._wanted.clear()
         self._told.clear()
 
-    def foreign_changes(self, mode_id: int | None) -> tuple[str, ...]:
+    def foreign_changes(self, mode_id: "int | None") -> "tuple[str, ...]":
         """What others have changed since it was set, in sentences, each said once."""
         said, self._unsaid = [*self._unsaid, *self._look(mode_id)], []
         return tuple(said)
 
-    def _look(self, mode_id: int | None) -> list[str]:
+    def _look(self, mode_id: "int | None") -> "list[str]":
         changes: list[str] = []
         if self._wanted and mode_id != self._mode_id:
             changes.append(f"Nvpmodel mode was {self._mode_id} and is now {mode_id}.")
@@ -214,4 +212,4 @@ def _anything(_found: int, _wanted: int) -> bool:
 
 
 def _max_of(min_path: str) -> str:
-    return f"{min_path.removesuffix('min_freq')}max_freq"
+    return f"{min_path[: -len('min_freq')]}max_freq"

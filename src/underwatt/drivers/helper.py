@@ -1,0 +1,291 @@
+"""A Jetson through its helper, a service that runs as root: for users and containers that may not set its knobs.
+
+The device is the Jetson's own, with the board at the other end of a socket. The helper keeps the lock and the journal,
+checks what is asked for, and puts everything back when this process ends, in whatever way.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import socket
+import threading
+import time
+from typing import TYPE_CHECKING, Any
+
+from underwatt.device.space import ModeSpace
+from underwatt.device.timing import SystemClock
+from underwatt.drivers.jetson import through_helper
+from underwatt.drivers.jetson.device import JetsonDevice, info_of
+from underwatt.errors import (
+    ApplyError,
+    DeviceBusyError,
+    DeviceError,
+    InputError,
+    JournalError,
+    ModeError,
+    NoDeviceError,
+    NotPermittedError,
+    SensorError,
+)
+from underwatt.helper import SOCKET
+from underwatt.helper.board import Ability, Identity, State, remedy
+from underwatt.helper.board_facts import CONF_FILE, NvpConf, parse_conf
+from underwatt.helper.errors import LeaseError
+from underwatt.helper.sysfs import Sysfs
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+LEASE_S = 60.0
+ANSWER_S = 20.0
+VALUES_S = 1.0  # for so long what knobs may be set to is taken to be the same; the helper itself looks each time
+LONGEST_ANSWER = 1 << 18
+_KINDS: dict[str, type[DeviceError | InputError]] = {
+    kind.__name__: kind
+    for kind in (
+        *(ApplyError, DeviceBusyError, InputError, JournalError, LeaseError, ModeError),
+        *(NotPermittedError, SensorError),
+    )
+}
+_LOST = "The helper had put everything back: {}. It was set again."
+
+
+class Link:
+    """Messages and answers, one at a time, from any thread; a forked child gets a connection of its own."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self._begin()
+
+    def _begin(self) -> None:
+        self._turn = threading.Lock()
+        self._socket: socket.socket | None = None
+        self._process = os.getpid()
+
+    def ask(self, do: str, **more: Any) -> dict[str, Any]:
+        """The answer to a message; raises ``ConnectionError`` where it got lost, and what the helper refuses."""
+        if os.getpid() != self._process:
+            self._begin()  # the parent's connection stays the parent's
+        line = json.dumps({"do": do, **more}).encode() + b"\n"
+        with self._turn:
+            try:
+                if self._socket is None:
+                    self._socket = self._connected()
+                self._socket.sendall(line)
+                answer = json.loads(self._line(self._socket))
+            except (OSError, ValueError) as exc:
+                self._drop()
+                raise ConnectionError(str(exc)) from exc
+        if answer.get("ok"):
+            return dict(answer)
+        kind = _KINDS.get(answer.get("kind", ""), DeviceError)
+        raise kind(str(answer.get("error", "The helper refused.")), hint=str(answer.get("hint", "")))
+
+    def _connected(self) -> socket.socket:
+        made = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        made.settimeout(ANSWER_S)
+        made.connect(self.path)
+        return made
+
+    def _line(self, made: socket.socket) -> bytes:
+        heard = b""
+        while not heard.endswith(b"\n"):
+            more = made.recv(1 << 16)
+            if not more or len(heard) > LONGEST_ANSWER:
+                raise ConnectionError("it ended the connection")
+            heard += more
+        return heard
+
+    def close(self) -> None:
+        """End the connection."""
+        with self._turn:
+            self._drop()
+
+    def _drop(self) -> None:
+        if self._socket is not None:
+            self._socket.close()
+            self._socket = None
+
+
+class RemoteBoard:
+    """What ``JetsonBoard`` is, asked of the helper."""
+
+    def __init__(self, path: str) -> None:
+        self.link = Link(path)
+        told = self._ask("describe")
+        self.identity = Identity(**told["identity"])
+        self.sysfs = Sysfs(told["root"])  # for what a check shows of it; a container may hide it
+        self.conf = _conf(self.sysfs)
+        self._values = _tuples(told["values"])
+        self._values_s = time.monotonic()
+        self._lease = ""
+        self._keeps = False  # a session holds it, also while nothing is set
+        self._process = os.getpid()
+        self._said: list[str] = []
+
+    def _ask(self, do: str, **more: Any) -> dict[str, Any]:
+        """Ask what may be asked twice: a helper that has started again answers as well."""
+        try:
+            return self.link.ask(do, **more)
+        except ConnectionError:
+            try:
+                return self.link.ask(do, **more)
+            except ConnectionError as exc:
+                raise _silent(self.link.path, exc) from exc
+
+    def values(self) -> Mapping[str, tuple[float, ...]]:
+        """What each knob may be set to."""
+        if time.monotonic() - self._values_s > VALUES_S:
+            values = _tuples(self._ask("read", what="values")["values"])
+            self._values = self._values if values == self._values else values
+            self._values_s = time.monotonic()
+        return self._values
+
+    def stock_modes(self) -> dict[str, dict[str, float]]:
+        """The vendor's modes."""
+        return dict(self._ask("describe")["stock_modes"])
+
+    def abilities(self) -> tuple[Ability, ...]:
+        """Knobs and sensors, as root may use them."""
+        return tuple(Ability(*one) for one in self._ask("describe")["abilities"])
+
+    def power_w(self) -> float:
+        """Total power now."""
+        return float(self._ask("read", what="power")["power_w"])
+
+    def state(self) -> State:
+        """What runs now."""
+        told = self._ask("read", what="state")
+        return State(told["running"], told["rails_w"], told["temperatures_c"], tuple(told["throttle_reasons"]))
+
+    def snapshot(self) -> dict[str, str]:
+        """What setting could change, as it reads."""
+        return dict(self._ask("read", what="snapshot")["snapshot"])
+
+    def foreign_changes(self) -> tuple[str, ...]:
+        """What others have changed, the helper itself included."""
+        said, self._said = self._said, []
+        return (*said, *self._ask("read", what="changes")["changes"])
+
+    def hold(self, *, keeps: bool = False) -> bool:
+        """Take the board for this process."""
+        told = self._ask("hold", lease_s=LEASE_S)
+        self._lease, self._keeps, self._process = told["lease"], keeps, os.getpid()
+        threading.Thread(target=self._renew, args=(self._lease,), name="underwatt-lease", daemon=True).start()
+        return bool(told["recovered"])
+
+    def apply(self, mode: Mapping[str, float]) -> None:
+        """Set knobs; where the hold was lost it is taken again, which is said."""
+        if not mode:
+            return
+        if not self._is_ours():
+            self.hold()
+        try:
+            self.link.ask("apply", lease=self._lease, mode=dict(mode))
+            return
+        except LeaseError:
+            why = f"this process gave no sign of life for {LEASE_S:g} s"
+        except ConnectionError:
+            why = "it was started again, or did not answer"
+        self.hold(keeps=self._keeps)
+        self._said.append(_LOST.format(why))
+        try:
+            self.link.ask("apply", lease=self._lease, mode=dict(mode))
+        except ConnectionError as exc:
+            raise _silent(self.link.path, exc) from exc
+
+    def restore(self, _snapshot: Mapping[str, str]) -> None:
+        """Have the helper put back what it found when the hold began: a snapshot of ours is not taken for it."""
+        if self._is_ours():
+            self._release(hold=self._keeps)
+
+    def let_go(self) -> None:
+        """Put back, and let the next one in."""
+        if self._is_ours():
+            self._keeps = False
+            self._release(hold=False)
+
+    def _release(self, *, hold: bool) -> None:
+        lease = self._lease
+        self._lease = lease if hold else ""
+        try:
+            self.link.ask("release", lease=lease, hold=hold)
+        except (LeaseError, ConnectionError):
+            self._lease = ""  # the end of a hold or of its connection puts back as well
+            trouble = self._ask("describe")["trouble"]
+            if trouble:
+                raise ApplyError(trouble) from None
+
+    def _is_ours(self) -> bool:
+        return bool(self._lease) and os.getpid() == self._process
+
+    def _renew(self, lease: str) -> None:
+        while self._lease == lease:
+            with contextlib.suppress(DeviceError, ConnectionError):
+                self.link.ask("hold", lease=lease)
+            time.sleep(LEASE_S / 6)
+
+
+class HelperDevice(JetsonDevice):
+    """A Jetson whose helper listens at a path."""
+
+    def __init__(self, path: str = SOCKET) -> None:
+        self.clock = SystemClock()
+        self._board: RemoteBoard = RemoteBoard(path)  # type: ignore[assignment]
+        self.info = info_of(self._board.identity, "helper", "helper:" if path == SOCKET else f"helper:{path}")
+        self._space, self._space_of = ModeSpace([]), {}
+
+    def hold(self) -> bool:
+        """Take it for this process; whether something that was killed had to be put back first."""
+        return self._board.hold(keeps=True)
+
+    def let_go(self) -> None:
+        """Have everything put back, and let the next one in."""
+        self._board.let_go()
+
+    def close(self) -> None:
+        """End the connection; what is set is put back."""
+        self._board.link.close()
+
+
+class HelperBackend:
+    """Finds the helper where this user may not set the knobs of the board, and may speak to it."""
+
+    name = "helper"
+
+    def affinity(self) -> float:
+        """Certain where there is a helper to speak to and nothing could be set without it."""
+        return 1.0 if through_helper() else 0.0
+
+    def find(self) -> tuple[str, ...]:
+        """The helper of this machine."""
+        return ("",) if self.affinity() else ()
+
+    def open(self, where: str) -> HelperDevice:
+        """Speak to the helper that listens at a path."""
+        return HelperDevice(where or SOCKET)
+
+
+def _silent(path: str, exc: Exception) -> DeviceError:
+    cause = exc.__cause__
+    if isinstance(cause, PermissionError):
+        return NotPermittedError(f"This user may not speak to the helper at {path}.", hint=remedy())
+    if isinstance(cause, FileNotFoundError):
+        return NoDeviceError(f"There is no helper at {path}.", hint=remedy())
+    return DeviceError(f"The helper at {path} does not answer ({exc}).", hint="See: journalctl -u underwatt-helper.")
+
+
+def _tuples(values: Mapping[str, list[float]]) -> dict[str, tuple[float, ...]]:
+    return {name: tuple(entries) for name, entries in values.items()}
+
+
+def _conf(sysfs: Sysfs) -> NvpConf:
+    try:
+        return parse_conf(sysfs.text_or_empty(CONF_FILE))
+    except InputError:
+        return NvpConf()
+
+
+backend = HelperBackend()

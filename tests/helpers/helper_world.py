@@ -1,0 +1,96 @@
+"""The service as it is installed: a copy of its folder alone, run by some Python, on a board that is mounted."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import underwatt.helper
+from underwatt.drivers.helper import Link
+from underwatt.helper.install import copy_to
+
+JETPACKS = {"3.6": "JetPack 4", "3.8": "JetPack 5", "3.10": "JetPack 6"}
+NOBODY = 65534
+
+
+def python_of(version: str) -> str:
+    """The Python of a version: the system's or pyenv's; nothing where there is none."""
+    found = sorted(Path.home().glob(f".pyenv/versions/{version}.*/bin/python"))
+    return str(found[-1]) if found else shutil.which(f"python{version}") or ""
+
+
+class Helper:
+    """A service that can be killed and started again."""
+
+    def __init__(self, folder: Path, root: Path, python: str = sys.executable, group: int = NOBODY, *more: str) -> None:
+        self.socket = folder / "run" / "helper.sock"
+        self.state = folder / "state"
+        self._log = folder / "helper.log"
+        self._parent = copy_to(folder / "lib")
+        self._command = [python, "-sEB", "-m", "underwatt_helper", "--socket", str(self.socket), "--root", str(root)]
+        self._command += ["--group", str(group), *more]
+        self.process: subprocess.Popen[bytes] | None = None
+
+    def start(self, *before: str) -> None:
+        """Start it and wait until it answers; ``before`` is put in front of its command."""
+        environment = {"PATH": os.environ["PATH"], "UNDERWATT_STATE": str(self.state)}
+        with self._log.open("ab") as log:
+            self.process = subprocess.Popen([*before, *self._command], cwd=self._parent, stderr=log, env=environment)
+        end_s = time.monotonic() + 15.0
+        while time.monotonic() < end_s:
+            with suppress(OSError), socket.socket(socket.AF_UNIX) as link:
+                link.connect(str(self.socket))
+                return
+            if self.process.poll() is not None:
+                break
+            time.sleep(0.005)
+        raise RuntimeError(f"the helper did not come up: {self.said()}")
+
+    def stop(self, number: int = signal.SIGTERM) -> int:
+        """Send it a signal and wait for its end."""
+        assert self.process is not None
+        self.process.send_signal(number)
+        return self.process.wait(10)
+
+    def said(self) -> str:
+        return self._log.read_text()
+
+    def ask(self, do: str, **more: Any) -> dict[str, Any]:
+        """One message on a connection of its own."""
+        link = Link(str(self.socket))
+        try:
+            return link.ask(do, **more)
+        finally:
+            link.close()
+
+    @property
+    def journals(self) -> list[Path]:
+        return sorted(self.state.glob("*.json"))
+
+
+@contextmanager
+def serving(
+    folder: Path, root: Path, python: str = sys.executable, group: int = NOBODY, *more: str
+) -> Iterator[Helper]:
+    """A helper for a board, until the block ends."""
+    folder.mkdir(parents=True, exist_ok=True)
+    folder.chmod(0o755)
+    helper = Helper(folder, root, python, group, *more)
+    helper.start()
+    try:
+        yield helper
+    finally:
+        if helper.process is not None and helper.process.poll() is None:
+            helper.stop()
+
+
+__all__ = ["JETPACKS", "NOBODY", "Helper", "python_of", "serving", "underwatt"]
