@@ -8,7 +8,12 @@ import pytest
 from hypothesis import given, strategies as st
 
 from underwatt.budget import Budget
-from underwatt.control.knowledge import DISTURBED, LARGEST_RELIEF, LEAP, Drift, Knowledge
+from underwatt.control.knowledge import DISTURBED, LARGEST_RELIEF, LEAP, Drift, Knowledge, seen_steps
+from underwatt.drivers.virtual.board_specs import BOARDS
+from underwatt.drivers.virtual.device import VirtualJetson
+from underwatt.drivers.virtual.simulated_board import VirtualBoard
+from underwatt.jobs.load import RESNET18
+from underwatt.measure.meter import Meter
 from underwatt.planning.problem import Problem
 from underwatt.predict.base import SettingArray
 from underwatt.records import Measurement, PowerMode, Setting, Status
@@ -166,3 +171,24 @@ def test_only_what_was_measured_beside_much_drift_is_marked(extra: float, slow: 
 def test_what_failed_stays_a_failure_beside_drift() -> None:
     failed = Measurement(at(800, 16), status=Status.OUT_OF_MEMORY)
     assert Drift(5.0, 2.0).marked(failed) is failed
+
+
+@pytest.mark.parametrize("test_s", [0.0, 6.0])
+def test_a_test_between_steps_is_not_taken_for_what_steps_draw(test_s: float) -> None:
+    """A window of some long steps reaches back over a whole test."""
+    board = VirtualBoard(BOARDS["nano"])
+    device = VirtualJetson(board)
+    long_step = replace(RESNET18, flops_per_sample=8 * RESNET18.flops_per_sample)
+    with Meter(device) as meter:
+        for number in range(20):
+            if number == 16 and test_s:
+                begun_s = board.clock.now_s()
+                while board.clock.now_s() < begun_s + test_s:
+                    device.run_step(long_step.of_test(), 8)
+                meter.absence(begun_s, board.clock.now_s())
+            device.run_step(long_step, 4)
+            meter.beat()
+            step_s = meter.step_times().mean() if number else 0.0
+        seen = seen_steps(meter, board.clock.now_s() - test_s - 6 * step_s, idle_w=1.0)
+        drawn_w = meter.trace(board.clock.now_s() - 2.0).power_w.mean()
+    assert seen.power_w == pytest.approx(drawn_w, rel=0.05)

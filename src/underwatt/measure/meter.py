@@ -94,7 +94,16 @@ class Trace:
     @property
     def integrated_j(self) -> float:
         """Joules from the first reading to the last by trapezoid, whether or not there is a counter."""
-        return float(np.sum((self.power_w[1:] + self.power_w[:-1]) / 2 * np.diff(self.at_s)))
+        return float(np.sum(self._trapezoids_j))
+
+    @property
+    def gained_j(self) -> NDArray[np.float64]:
+        """Joules between each reading and the next."""
+        return self._trapezoids_j if self.counter_j is None else np.diff(self.counter_j)
+
+    @property
+    def _trapezoids_j(self) -> NDArray[np.float64]:
+        return np.asarray((self.power_w[1:] + self.power_w[:-1]) / 2 * np.diff(self.at_s))
 
     def mean_watts(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """Times and watts to average: what the counter gained between readings, where there is one, else readings."""
