@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 
 import pytest
 from kernel_mount import why_not
-
-sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 
 import boards
 from underwatt.drivers.jetson.device import JetsonDevice

@@ -1,8 +1,7 @@
 from __future__ import annotations
 
-import importlib.util
+import importlib
 import json
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,7 +13,6 @@ from underwatt.records import ConvergenceRun, WorkloadCost
 if TYPE_CHECKING:
     from types import ModuleType
 
-FOLDER = Path(__file__).resolve().parents[2] / "benchmarks"
 COST = WorkloadCost(
     flops_per_sample=1e9,
     bytes_per_sample=2e7,
@@ -31,13 +29,7 @@ RUNS = [ConvergenceRun(size, 0.9, 1e4 * (1 + size / 40), seed) for size in (4, 8
 @pytest.fixture(scope="module")
 def edge() -> ModuleType:
     pytest.importorskip("torch", reason="the networks' costs are counted with PyTorch")
-    spec = importlib.util.spec_from_file_location("edge_benchmark", FOLDER / "edge.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
+    return importlib.import_module("edge")
 
 
 def test_a_case_in_which_nothing_is_found_is_a_failure_that_shows(

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
 
-from underwatt.events import BudgetChanged
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
-
 import _gpu_judge
+from underwatt.events import BudgetChanged
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -1,9 +1,8 @@
 from __future__ import annotations
 
-import importlib.util
+import importlib
 import json
 import math
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,7 +13,6 @@ from underwatt.records import ConvergenceRun
 if TYPE_CHECKING:
     from types import ModuleType
 
-SCRIPT = Path(__file__).resolve().parents[2] / "benchmarks" / "joint.py"
 KEYS = {"method", "dataset", "cap_w", "measured", "time_over_oracle", "over_w"}
 METHODS = ["underwatt", "largest-batch", "default-batch", "fastest-epoch", "table"]
 SIZES = (8, 16, 32, 64, 128, 256)
@@ -23,13 +21,7 @@ LIMITS_W = (100, 125, 150, 175, 200, 225, 250)
 
 @pytest.fixture(scope="module")
 def benchmark() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("joint_benchmark", SCRIPT)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
+    return importlib.import_module("joint")
 
 
 def _power(path: Path, *datasets: str) -> Path:

@@ -1,17 +1,12 @@
 from __future__ import annotations
 
-import sys
 from dataclasses import replace
-from pathlib import Path
 
 import planning_world as world
 import pytest
 
-from underwatt.records import Measurement, Status
-
-sys.path.append(str(Path(__file__).resolve().parents[2] / "benchmarks"))  # last: one is named as a standard module
-
 from _repeats import without_repeats
+from underwatt.records import Measurement, Status
 
 
 def test_repeats_of_a_table_become_their_mean_in_the_order_of_the_first() -> None:

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-import importlib.util
+import importlib
 import json
 import subprocess
 import sys
@@ -22,13 +22,7 @@ KEYS = {"method", "budget_w", "repeat", "measured", "time_penalty_pct", "over_w"
 
 @pytest.fixture(scope="module")
 def benchmark() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("select_benchmark", FOLDER / "select_modes.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
+    return importlib.import_module("select_modes")
 
 
 def _measured(slower: float) -> list[Measurement]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
+import importlib
 import json
 import math
 import subprocess
@@ -21,13 +21,7 @@ FILE = Path(__file__).resolve().parents[2] / "benchmarks" / "soak.py"
 
 @pytest.fixture(scope="module")
 def soak() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("benchmark_soak", FILE)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
+    return importlib.import_module("soak")
 
 
 def test_half_an_hour_with_three_kills(tmp_path: Path) -> None:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import importlib.util
+import importlib
 import math
-import sys
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,18 +12,10 @@ import pytest
 if TYPE_CHECKING:
     from types import ModuleType
 
-FILE = Path(__file__).resolve().parents[2] / "benchmarks" / "watch.py"
-
 
 @pytest.fixture(scope="module")
 def watch() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("benchmark_watch", FILE)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
+    return importlib.import_module("watch")
 
 
 def blocks(watch: ModuleType, added: float, noise: float, seed: int = 0) -> list[dict[str, Any]]:
