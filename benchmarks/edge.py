@@ -1,28 +1,37 @@
 """The scenarios of "Accelerated Training on Low-Power Edge Devices" on a virtual Jetson Nano and TX2 NX.
 
-    python benchmarks/edge.py --json OUT [--convergence FILE]
+    python benchmarks/edge.py --json OUT [--methods cold,published] [--watts mean,peak] [--convergence FILE]
 
 Simulated: the boards (time, power, sensor; their constants come from ``drivers.virtual.board_specs``, never from
 here). Real: the networks' counted costs, and samples to target by batch size from trainings on a real GPU
-(``record_convergence.py``; proxy and target are different data). Methods know convergence through the *proxy* runs; all
-are judged by the target's own runs and the boards' own truth.
+(``record_convergence.py``; proxy and target are different data). All methods are judged by the target's own runs and
+the boards' own truth.
 
 baseline   largest batch that fits, GPU clock as high as the budget allows, all else at its highest (given for free):
            the same function as in `underwatt plan`
-table      the published method: every GPU clock × batch size measured, proxy convergence, smallest T × N that fits
-underwatt  measure as you go over all modes × batch sizes, through the simulated sensor; the choice was measured to fit
+published  the published method: every GPU clock × batch size measured, proxy convergence, smallest T × N that fits
+underwatt  measure as you go over all modes × batch sizes, through the simulated sensor, with the proxy's runs; the
+           choice was measured to fit
+cold       what `underwatt run` does with an empty store and no convergence runs: it measures by training steps, and
+           holds the best, with pauses where they help. Batch sizes are weighed by the other networks' trainings and
+           the Zeus traces; this network's own are left out of the prior
 oracle     the best of all settings by the truth
 
-A case in which Underwatt finds nothing is a row with null for its time, speedup and energy, and counts as a failure:
-as a speedup of zero, as never within reach of the oracle, as more energy. Only budgets that the baseline or the oracle
-cannot keep are left out.
+Ablations: ``samples`` is cold where all batch sizes are taken to learn alike; ``published-cold`` is published, weighed
+as cold; ``published-true`` is published with the target's own convergence, which nobody has.
 
-Budgets: five per board and model, evenly between the least and the most that the baseline's batch size draws.
+A row has null where a method finds nothing: as a speedup of zero. Only budgets that the baseline or the oracle cannot
+keep are left out. ``over_w`` is true power (the mean, or the highest tenth of a second) less the budget; of cold and
+samples that of the minute after the search, pauses included.
+
+Budgets: five per board and network, evenly between the least and the most that the baseline's batch size draws, as mean
+watts, and as peak watts.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import math
 import statistics
@@ -38,13 +47,18 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "examples"))
 
 import torch
 
+from _hold_truth import highest_w
 from _table import Column, add_output, as_table, told, write
 from models.efficientvit import EfficientViT
 from models.mobilenet import MobileNetV2
 from models.resnet import ResNet18
 from models.transformer import CharTransformer
-from underwatt.budget import Budget, parse_budget
+from underwatt.budget import Budget, Watts, parse_budget
+from underwatt.control.live_budget import LiveBudget
+from underwatt.control.pilot import Pilot
+from underwatt.control.state import Phase
 from underwatt.convergence.curve import fit_convergence
+from underwatt.convergence.prior import RelativeCurve, shape_prior, usual_shape
 from underwatt.device.registry import open_device
 from underwatt.device.session import Session
 from underwatt.drivers.virtual.device import VirtualJetson
@@ -62,11 +76,12 @@ from underwatt.records import ConvergenceRun, Measurement, Setting, WorkloadCost
 from underwatt.rivals.compare import Table, by_clock_alone, largest_batch
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
 BOARDS = ("nano", "tx2-nx")
 BATCH_SIZES = (4, 8, 16, 32, 64, 128)
 BUDGETS_PER_CASE = 5
+SEARCHED_S, JUDGED_S = 600.0, 60.0  # a run searches for so long at most, and is judged over so long
 RECORD = Path(__file__).with_name("results") / "convergence_h200.json"
 CHARACTERS, SEQUENCE = 96, 64
 
@@ -155,39 +170,263 @@ def fits(device: VirtualJetson, cost: WorkloadCost, batch_size: int) -> bool:
     return True
 
 
-def best_within(world: World, rows: list[int], budget_w: float, score: np.ndarray[Any, Any]) -> int | None:
-    within = [row for row in rows if world.power_w[row] <= budget_w]
-    return min(within, key=lambda row: float(score[row]), default=None)
+# A choice: the time to the target that follows from it, and the mean and the bounded watts that it truly draws.
+Choice = tuple[float, float, float]
 
 
-def run_underwatt(world: World, proxy: list[ConvergenceRun], budget: Budget, seed: int) -> tuple[int | None, int]:
-    """The row that Underwatt chooses (``None`` where it finds none that fits), and how many settings it measured."""
-    device = virtual(world.board, seed)
+@dataclass(frozen=True)
+class Case:
+    """One network on one board under one budget, and what a method may know."""
+
+    world: World
+    proxy: list[ConvergenceRun]
+    budget: Budget
+    drawn_w: np.ndarray[Any, Any]  # true watts that the budget bounds
+    seed: int
+
+    @property
+    def budget_w(self) -> float:
+        """The watts of the budget."""
+        return self.budget.power_w or math.inf
+
+    def at(self, row: int | None) -> Choice | None:
+        """What a row of the world takes."""
+        if row is None:
+            return None
+        return float(self.world.time_s[row]), float(self.world.power_w[row]), float(self.drawn_w[row])
+
+    def by_samples(self, log_samples: dict[int, float], rows: np.ndarray[Any, Any]) -> Choice | None:
+        """The best of some rows that truly fit, by the samples that a method takes each batch size to need."""
+        sizes = self.world.settings.batch_size
+        true = np.array([self.world.target_samples[int(size)] for size in sizes])
+        time_s = self.world.time_s / true * np.exp([log_samples[int(size)] for size in sizes])
+        fitting = rows & (self.drawn_w <= self.budget_w)
+        return self.at(int(np.argmin(np.where(fitting, time_s, np.inf))) if fitting.any() else None)
+
+
+def baseline(case: Case) -> Choice | None:
+    world = case.world
+    return case.at(largest_batch(Table(world.settings, world.time_s, world.time_s, case.drawn_w), case.budget_w))
+
+
+def published(case: Case) -> Choice | None:
+    means = mean_samples(case.proxy, list(case.world.target_samples))
+    return _by_clock(case, {size: math.log(samples) for size, samples in means.items()})
+
+
+def published_true(case: Case) -> Choice | None:
+    return _by_clock(case, {size: math.log(samples) for size, samples in case.world.target_samples.items()})
+
+
+def published_cold(case: Case) -> Choice | None:
+    sizes = list(case.world.target_samples)
+    logs, _ = usual_shape(without=case.world.model).predict(sizes)
+    return _by_clock(case, dict(zip(sizes, logs.tolist(), strict=True)))
+
+
+def _by_clock(case: Case, log_samples: dict[int, float]) -> Choice | None:
+    return case.by_samples(log_samples, by_clock_alone(case.world.settings))
+
+
+def oracle(case: Case) -> Choice | None:
+    true = {size: math.log(samples) for size, samples in case.world.target_samples.items()}
+    return case.by_samples(true, np.ones(len(case.world.settings), dtype=bool))
+
+
+def underwatt(case: Case) -> Choice | None:
+    """Measured as it goes; ``None`` where nothing that fits is found."""
+    world, device = case.world, virtual(case.world.board, case.seed)
     workload = SimulatedWorkload(WorkloadInfo(world.model, world.model), world.cost, device)
     settling = Settling()
-    asked = 0
-    problem = Problem.of(world.settings, budget, fit_convergence(proxy))
+    curve = fit_convergence(case.proxy, prior=shape_prior(without=world.model))
     with Session(device) as session:
 
         def ask(setting: Setting) -> Measurement:
-            nonlocal asked
-            asked += 1
             return measure(session, workload.start(setting.batch_size), setting, settling=settling)
 
         try:
-            found = Search(problem, seed=seed).run(ask)
+            found = Search(Problem.of(world.settings, case.budget, curve), seed=case.seed).run(ask)
         except BudgetError:
-            return None, asked
-    return world.row(found.best.measurement.setting), asked
+            return None
+    return case.at(world.row(found.best.measurement.setting))
+
+
+def cold(case: Case) -> Choice | None:
+    return run_by_training(case, usual_shape(without=case.world.model))
+
+
+def samples(case: Case) -> Choice | None:
+    return run_by_training(case, None)
+
+
+def run_by_training(case: Case, shape: RelativeCurve | None) -> Choice | None:
+    """What a run of training steps ends with: it searches, then holds for a minute, in which it is judged."""
+    world, device = case.world, virtual(case.world.board, case.seed)
+    live = LiveBudget.from_now(case.budget, simulated=True)
+    sizes = list(world.target_samples)
+    with contextlib.ExitStack() as stack:
+        try:
+            pilot = stack.enter_context(
+                Pilot(device, WorkloadInfo(world.model, world.model), sizes, live, convergence=shape, cost=world.cost)
+            )
+            _train_for(pilot, SEARCHED_S, until=lambda: pilot.controller.phase is Phase.HOLDING)
+        except BudgetError:
+            return None
+        begun_s, begun_j, highest_w, done = device.clock.now_s(), device.board.energy_j, 0.0, 0.0
+        while device.clock.now_s() - begun_s < JUDGED_S:
+            size = pilot.batch_size
+            highest_w = max(highest_w, float(case.drawn_w[world.row(pilot.setting)]))
+            _train_for(pilot, 0.0)
+            done += size / world.target_samples[size]
+        took_s = device.clock.now_s() - begun_s
+        mean_w = (device.board.energy_j - begun_j) / took_s
+    return took_s / done, mean_w, highest_w if case.budget.watts is Watts.PEAK else mean_w
+
+
+def _train_for(pilot: Pilot, seconds: float, until: Callable[[], bool] = lambda: True) -> None:
+    """Train a step, and more until something is so, or for so long."""
+    begun_s = pilot.elapsed_s
+    while True:
+        size = pilot.batch_size
+        pilot.simulate(size)
+        pilot.stepped(size)
+        if until() or pilot.elapsed_s - begun_s > seconds:
+            return
+
+
+METHODS: dict[str, Callable[[Case], Choice | None]] = {
+    "baseline": baseline,
+    "published": published,
+    "underwatt": underwatt,
+    "cold": cold,
+    "oracle": oracle,
+    "samples": samples,
+    "published-cold": published_cold,
+    "published-true": published_true,
+}
+
+
+def cases_of(world: World, proxy: list[ConvergenceRun], watts: Watts) -> list[Case]:
+    """The budgets of one network on one board, as mean or as peak watts; those that can be kept."""
+    drawn_w = world.power_w
+    if watts is Watts.PEAK:
+        columns = (world.settings.column(name) for name in ("cpu_cores", "cpu_mhz", "gpu_mhz", "mem_mhz"))
+        drawn_w = highest_w(world, virtual(world.board, 0).board, Clocks(*columns))
+    grid = by_clock_alone(world.settings) & (world.settings.batch_size == max(world.target_samples))
+    budgets_w = np.linspace(drawn_w[grid].min(), drawn_w[grid].max(), BUDGETS_PER_CASE + 1)[1:]
+    found = []
+    for seed, budget_w in enumerate(np.floor(budgets_w * 20) / 20):
+        case = Case(world, proxy, parse_budget(f"{budget_w}W {watts.value}"), drawn_w, seed)
+        if baseline(case) is None or oracle(case) is None:
+            print(f"{world.board} {world.model} {budget_w:g} W {watts.value}: cannot be kept, left out")
+        else:
+            found.append(case)
+    return found
+
+
+def rows_of(case: Case, methods: Sequence[str]) -> list[dict[str, Any]]:
+    """One row a method."""
+    first, best, rows = baseline(case), oracle(case), []
+    assert first is not None
+    assert best is not None
+    for method in methods:
+        found = METHODS[method](case)
+        row: dict[str, Any] = {
+            "board": case.world.board,
+            "network": case.world.model,
+            "budget_w": case.budget_w,
+            "watts": case.budget.watts.value,
+            "method": method,
+            **dict.fromkeys(("time_s", "speedup", "over_oracle", "energy_ratio", "over_w")),
+        }
+        if found is not None:
+            time_s, power_w, drawn_w = found
+            row |= {"time_s": time_s, "speedup": first[0] / time_s, "over_oracle": time_s / best[0]}
+            row |= {"energy_ratio": time_s * power_w / (first[0] * first[1]), "over_w": drawn_w - case.budget_w}
+        rows.append(row)
+    return rows
+
+
+COLUMNS = (
+    Column("board"),
+    Column("network"),
+    Column("budget_w", "budget W", ".2f"),
+    Column("watts"),
+    Column("method"),
+    Column("time_s", "time s", ".0f"),
+    Column("speedup", form=".2f"),
+    Column("over_oracle", "over oracle", ".3f"),
+    Column("energy_ratio", "energy ratio", ".2f"),
+    Column("over_w", "over W", ".2f"),
+)
+
+
+def run(record: dict[str, Any], methods: Sequence[str], watts: Sequence[Watts]) -> list[dict[str, Any]]:
+    """Every network on every board, told as it goes."""
+    rows = []
+    for model, cost in costs().items():
+        proxy = convergence(record, model, "proxy")
+        for board in BOARDS:
+            world = make_world(board, model, cost, convergence(record, model, "target"))
+            for case in [case for kind in watts for case in cases_of(world, proxy, kind)]:
+                for row in rows_of(case, methods):
+                    rows.append(row)
+                    told(row, COLUMNS)
+    return rows
+
+
+SUMMARY = (
+    Column("method"),
+    Column("cases"),
+    Column("nothing", "nothing found"),
+    Column("geomean", "speedup", ".2f"),
+    Column("least", form=".2f"),
+    Column("most", form=".2f"),
+    Column("over_oracle", "over oracle", ".3f"),
+    Column("worst", form=".2f"),
+    Column("energy", "energy ratio", ".2f"),
+    Column("over", "over budget", "+.2%"),
+)
+
+
+def summary(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Each method in a line: speedups over the baseline, time over the oracle's, and the worst of true watts."""
+    lines = []
+    for method in dict.fromkeys(row["method"] for row in rows):
+        same = [row for row in rows if row["method"] == method]
+        found = [row for row in same if row["time_s"] is not None]
+        speedups = [row["speedup"] or 0.0 for row in same]
+        over = [row["over_oracle"] for row in found]
+        lines.append(
+            {
+                "method": method,
+                "cases": len(same),
+                "nothing": len(same) - len(found),
+                "geomean": statistics.geometric_mean(speedups) if min(speedups) > 0 else 0.0,
+                "least": min(speedups),
+                "most": max(speedups),
+                "over_oracle": statistics.geometric_mean(over) if len(found) == len(same) else math.inf,
+                "worst": max(over, default=math.inf) if len(found) == len(same) else math.inf,
+                "energy": statistics.geometric_mean(row["energy_ratio"] for row in found) if found else None,
+                "over": max((row["over_w"] / row["budget_w"] for row in found), default=None),
+            }
+        )
+    return lines
 
 
 def main(given: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add_output(parser)
     parser.add_argument("--convergence", type=Path, default=RECORD, help="a record made by record_convergence.py")
+    parser.add_argument("--methods", default=",".join(METHODS))
+    parser.add_argument("--watts", default="mean,peak", help="what budgets bound")
     arguments = parser.parse_args(given)
+    methods = arguments.methods.split(",")
+    if unknown := [method for method in methods if method not in METHODS]:
+        parser.error(f"unknown method {unknown[0]!r}: choose from {', '.join(METHODS)}")
     try:
-        rows = run(json.loads(arguments.convergence.read_text()))
+        watts = [Watts(kind) for kind in arguments.watts.split(",")]
+        rows = run(json.loads(arguments.convergence.read_text()), methods, watts)
     except (UnderwattError, OSError, ValueError, KeyError) as exc:
         print(f"error: {arguments.convergence.name}: {exc}", file=sys.stderr)
         return 2
@@ -195,115 +434,11 @@ def main(given: Sequence[str] | None = None) -> int:
     if not rows:
         print("nothing to compare: the baseline keeps none of the budgets", file=sys.stderr)
         return 1
-    print(as_table(rows, COLUMNS))
-    report(rows)
+    for kind in watts:
+        same = [row for row in rows if row["watts"] == kind.value]
+        print(f"\n{kind.value} watts, simulated boards")
+        print(as_table(summary(same), SUMMARY))
     return 0
-
-
-COLUMNS = (
-    Column("device"),
-    Column("model"),
-    Column("budget_w", "budget W", ".2f"),
-    Column("baseline_s", "baseline s", ".0f"),
-    Column("table_s", "table s", ".0f"),
-    Column("underwatt_s", "underwatt s", ".0f"),
-    Column("oracle_s", "oracle s", ".0f"),
-    Column("speedup", form=".2f"),
-    Column("energy_ratio", "energy ratio", ".2f"),
-    Column("measured"),
-)
-
-
-def run(record: dict[str, Any]) -> list[dict[str, Any]]:
-    """Every network on every board, told as it goes."""
-    rows = []
-    for model, cost in costs().items():
-        proxy = convergence(record, model, "proxy")
-        for board in BOARDS:
-            world = make_world(board, model, cost, convergence(record, model, "target"))
-            for row in one_world(world, proxy):
-                rows.append(row)
-                told(row, COLUMNS)
-    return rows
-
-
-def one_world(world: World, proxy: list[ConvergenceRun]) -> list[dict[str, Any]]:
-    by_size = mean_samples(proxy, [int(b) for b in np.unique(world.settings.batch_size)])
-    true_samples = np.array([world.target_samples[int(b)] for b in world.settings.batch_size])
-    proxy_time_s = world.time_s / true_samples * np.array([by_size[int(b)] for b in world.settings.batch_size])
-    grid = np.flatnonzero(by_clock_alone(world.settings)).tolist()
-    drawn_w = world.power_w[[row for row in grid if world.settings.batch_size[row] == max(by_size)]]
-    known = Table(world.settings, world.time_s, world.time_s / true_samples, world.power_w)
-    budgets_w = np.linspace(drawn_w.min(), drawn_w.max(), BUDGETS_PER_CASE + 1)[1:]
-    found = []
-    for seed, budget_w in enumerate(np.floor(budgets_w * 20) / 20):
-        baseline = largest_batch(known, budget_w)
-        table = best_within(world, grid, budget_w, proxy_time_s)
-        oracle = best_within(world, list(range(len(world.settings))), budget_w, world.time_s)
-        if baseline is None or table is None or oracle is None:
-            print(f"{world.board} {world.model} {budget_w:g} W: the baseline cannot keep it, left out")
-            continue
-        chosen, measured = run_underwatt(world, proxy, parse_budget(f"{budget_w}W"), seed)
-        time_s, power_w = world.time_s, world.power_w
-        ours: dict[str, Any] = dict.fromkeys(("underwatt_s", "speedup", "energy_ratio", "over_w", "chosen"))
-        if chosen is not None:
-            baseline_j = time_s[baseline] * power_w[baseline]
-            ours = {
-                "underwatt_s": float(time_s[chosen]),
-                "speedup": float(time_s[baseline] / time_s[chosen]),
-                "energy_ratio": float(time_s[chosen] * power_w[chosen] / baseline_j),
-                "over_w": float(power_w[chosen] - budget_w),
-                "chosen": str(world.settings[chosen]),
-            }
-        found.append(
-            {
-                "device": world.board,
-                "model": world.model,
-                "budget_w": float(budget_w),
-                "baseline_s": float(time_s[baseline]),
-                "table_s": float(time_s[table]),
-                "oracle_s": float(time_s[oracle]),
-                "measured": measured,
-                "proxy_cost": float(time_s[table] / time_s[best_within(world, grid, budget_w, world.time_s)]),
-                **ours,
-            }
-        )
-    return found
-
-
-def report(rows: list[dict[str, Any]]) -> None:
-    speedups = [row["speedup"] or 0.0 for row in rows]
-    failed = [row for row in rows if row["underwatt_s"] is None]
-    kept = [row for row in rows if row["underwatt_s"] is not None]
-    print(f"\n{len(rows)} cases on simulated boards, {len(failed)} of them failures: nothing was found")
-    overall = statistics.geometric_mean(speedups) if min(speedups) > 0 else 0.0
-    print(
-        f"  speedup over the paper's baseline: up to {max(speedups):.2f}, geometric mean {overall:.2f}, "
-        f"least {min(speedups):.2f}"
-    )
-    print(
-        f"  published table method: geometric mean "
-        f"{statistics.geometric_mean(row['baseline_s'] / row['table_s'] for row in rows):.2f}"
-    )
-    print(f"  time over the oracle's: mean {statistics.mean(over_oracle(row) for row in rows):.3f}")
-    thrifty = [row["energy_ratio"] is not None and row["energy_ratio"] <= 1 for row in rows]
-    print(f"  energy at or below the baseline's in {statistics.mean(thrifty):.0%}")
-    print(f"  settings measured: mean {statistics.mean(row['measured'] for row in rows):.1f}")
-    worst = max((row["over_w"] / row["budget_w"] for row in kept), default=math.nan)
-    print(f"  true power over the budget: worst {worst:+.2%}")
-    for model in dict.fromkeys(row["model"] for row in rows):
-        extra = [100 * (row["proxy_cost"] - 1) for row in rows if row["model"] == model]
-        print(f"  batch by proxy instead of target, {model}: +{statistics.mean(extra):.1f}%, worst +{max(extra):.1f}%")
-    for row in rows:
-        if row["underwatt_s"] is None:
-            print(f"  failure: {row['device']} {row['model']} at {row['budget_w']:g} W: nothing was found")
-        elif row["speedup"] < 1:
-            print(f"  slower: {row['device']} {row['model']} at {row['budget_w']:g} W: {row['speedup']:.2f}")
-
-
-def over_oracle(row: dict[str, Any]) -> float:
-    """Time as a multiple of the oracle's; infinite where nothing was found."""
-    return math.inf if row["underwatt_s"] is None else float(row["underwatt_s"] / row["oracle_s"])
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Batch size and power limit chosen together, on the public Zeus traces of any GPU.
 
-    python benchmarks/joint.py --train summary_train.csv --power summary_power_v100.csv --json out.json
+    python benchmarks/joint.py --train summary_train.csv --power summary_power_v100.csv --json out.json [--sizes lower]
 
 Each workload that stands in both files is one table of batch size × power limit, with mean power and epoch time of
 every setting (the mean of its rows, where it has several); caps are 0.4 to 0.8 of its highest limit. The *hard* target,
@@ -10,9 +10,14 @@ targets ordered by difficulty, the one three quarters of the way from the easies
 epochs, so that it makes no difference whether a metric rises or falls. The truth is the mean of the epochs of the runs
 that reached the hard target; batch sizes that no run took there have no truth and are left out for all methods.
 
-``underwatt`` measures as it goes and knows the proxy's runs at four batch sizes; ``table`` measures every setting and
-knows the proxy at every batch size; ``fastest-epoch`` measures every setting; ``largest-batch`` and
-``default-batch`` measure one batch size from the highest limit down, until one fits.
+``underwatt`` measures as it goes and knows the proxy's runs at four batch sizes; ``cold`` measures as it goes and knows
+no run of this workload: batch sizes are weighed by other trainings, this one left out of the prior. ``table`` measures
+every setting and knows the proxy at every batch size; ``fastest-epoch`` measures every setting, and takes all batch
+sizes to learn alike; ``largest-batch`` and ``default-batch`` (the middle of the batch sizes that are offered, which in
+these traces is close to the best) measure one batch size from the highest limit down, until one fits.
+
+``--sizes lower`` offers only the lower half of the batch sizes, ``upper`` only the upper one, to all methods and to the
+oracle: a method that owes its figure to where the middle happens to lie shows there.
 """
 
 from __future__ import annotations
@@ -20,7 +25,7 @@ from __future__ import annotations
 import argparse
 import math
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import mean
 from typing import TYPE_CHECKING
@@ -33,6 +38,7 @@ from _repeats import without_repeats
 from _table import Column, add_output, as_table, write
 from underwatt.budget import Budget
 from underwatt.convergence.curve import fit_convergence
+from underwatt.convergence.prior import shape_prior, usual_shape
 from underwatt.errors import BudgetError, InputError, UnderwattError
 from underwatt.planning.problem import Problem
 from underwatt.planning.search import Search
@@ -91,9 +97,18 @@ Choice = tuple["Measurement", int]  # what a method chose, and how many settings
 
 def underwatt(case: Case, cap_w: float) -> Choice:
     sizes = spread_batch_sizes([m.setting.batch_size for m in case.measurements], PROXY_BATCH_SIZES)
-    curve = fit_convergence([run for run in case.proxy_runs if run.batch_size in sizes], resolution_samples=1.0)
+    prior = shape_prior(without=case.dataset.split()[0])
+    known = [run for run in case.proxy_runs if run.batch_size in sizes]
+    curve = fit_convergence(known, resolution_samples=1.0, prior=prior)
     table = {m.setting: m for m in case.measurements}
     found = Search(Problem.of(case.settings, Budget(power_w=cap_w), curve)).run(table.__getitem__)
+    return found.best.measurement, len(found.measurements)
+
+
+def cold(case: Case, cap_w: float) -> Choice:
+    shape = usual_shape(without=case.dataset.split()[0])
+    table = {m.setting: m for m in case.measurements}
+    found = Search(Problem.of(case.settings, Budget(power_w=cap_w), shape)).run(table.__getitem__)
     return found.best.measurement, len(found.measurements)
 
 
@@ -132,6 +147,7 @@ def _limit_w(setting: Setting) -> float:
 
 METHODS: dict[str, Callable[[Case, float], Choice]] = {
     "underwatt": underwatt,
+    "cold": cold,
     "largest-batch": _walked(largest_batch),
     "default-batch": _walked(default_batch),
     "fastest-epoch": fastest_epoch,
@@ -209,6 +225,17 @@ def read_cases(train: Path, power: Path) -> list[Case]:
     return cases
 
 
+def half(case: Case, sizes: str) -> Case:
+    """The case with half of its batch sizes; the middle one of an odd number is in the upper half."""
+    every = sorted({m.setting.batch_size for m in case.measurements})
+    kept = set(every[: len(every) // 2] if sizes == "lower" else every[len(every) // 2 :])
+    return replace(
+        case,
+        measurements=tuple(m for m in case.measurements if m.setting.batch_size in kept),
+        proxy_runs=tuple(run for run in case.proxy_runs if run.batch_size in kept),
+    )
+
+
 def run(cases: Sequence[Case], methods: Sequence[str]) -> list[Row]:
     """Every method on every workload under every cap that some setting keeps."""
     rows = []
@@ -269,6 +296,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--train", type=Path, required=True, help="Zeus train trace")
     parser.add_argument("--power", type=Path, required=True, help="Zeus power trace")
     parser.add_argument("--methods", default=",".join(METHODS))
+    parser.add_argument(
+        "--sizes", choices=("all", "lower", "upper"), default="all", help="batch sizes that are offered"
+    )
     add_output(parser)
     options = parser.parse_args(arguments)
     methods = options.methods.split(",")
@@ -277,6 +307,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.error(f"unknown method {unknown[0]!r}: choose from {', '.join(METHODS)}")
     try:
         cases = read_cases(options.train, options.power)
+        if options.sizes != "all":
+            cases = [half(case, options.sizes) for case in cases]
         for case in cases:
             print(f"{case.dataset}: {len(case.measurements)} settings, proxy {case.proxy:g}, judged on {case.hard:g}")
         rows = run(cases, methods)

@@ -7,12 +7,14 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from underwatt.budget import Watts
 from underwatt.errors import BudgetError
 from underwatt.records import ConvergenceRun, WorkloadCost
 
 if TYPE_CHECKING:
     from types import ModuleType
 
+KEYS = {"board", "network", "budget_w", "watts", "method", "time_s", "speedup", "over_oracle", "energy_ratio", "over_w"}
 COST = WorkloadCost(
     flops_per_sample=1e9,
     bytes_per_sample=2e7,
@@ -33,7 +35,7 @@ def edge() -> ModuleType:
 
 
 def test_a_case_in_which_nothing_is_found_is_a_failure_that_shows(
-    edge: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    edge: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(edge, "BUDGETS_PER_CASE", 2)
     search, calls = edge.Search.run, []
@@ -41,21 +43,46 @@ def test_a_case_in_which_nothing_is_found_is_a_failure_that_shows(
     def fails_once(self, ask):  # type: ignore[no-untyped-def]
         calls.append(self.problem.budget)
         if len(calls) == 1:
-            ask(self.problem.candidates[0])
             raise BudgetError("nothing")
         return search(self, ask)
 
     monkeypatch.setattr(edge.Search, "run", fails_once)
     world = edge.make_world("nano", "small", COST, RUNS)
-    failed, found = edge.one_world(world, RUNS)
-    assert [failed[name] for name in ("underwatt_s", "speedup", "energy_ratio", "measured")] == [None, None, None, 1]
-    assert found["speedup"] == pytest.approx(found["baseline_s"] / found["underwatt_s"])
-    assert found["underwatt_s"] >= found["oracle_s"]
-    json.dumps([failed, found], allow_nan=False)
-    edge.report([failed, found])
-    told = capsys.readouterr().out
-    for text in ("1 of them failures", "geometric mean 0.00", "oracle's: mean inf", "failure: nano small"):
-        assert text in told
+    rows = [row for case in edge.cases_of(world, RUNS, Watts.MEAN) for row in edge.rows_of(case, ["underwatt"])]
+    failed, found = rows
+    assert set(failed) == set(found) == KEYS
+    assert [failed[name] for name in ("time_s", "speedup", "over_oracle", "energy_ratio", "over_w")] == [None] * 5
+    assert found["over_oracle"] >= 1
+    json.dumps(rows, allow_nan=False)
+    [line] = edge.summary(rows)
+    assert (line["nothing"], line["geomean"], line["over_oracle"]) == (1, 0.0, float("inf"))
+
+
+@pytest.mark.parametrize("watts", [Watts.MEAN, Watts.PEAK])
+def test_every_method_is_a_row_and_keeps_the_budget(
+    edge: ModuleType, monkeypatch: pytest.MonkeyPatch, watts: Watts
+) -> None:
+    monkeypatch.setattr(edge, "BUDGETS_PER_CASE", 1)
+    world = edge.make_world("nano", "small", COST, RUNS)
+    [case] = edge.cases_of(world, RUNS, watts)
+    rows = {row["method"]: row for row in edge.rows_of(case, list(edge.METHODS))}
+    assert list(rows) == list(edge.METHODS)
+    assert rows["baseline"]["speedup"] == 1
+    assert rows["oracle"]["over_oracle"] == 1
+    for row in rows.values():
+        assert row["watts"] == watts.value
+        assert row["over_w"] <= 0.02 * row["budget_w"]
+        assert row["over_oracle"] > 0.97  # what trains by steps may be lucky in its minute
+    assert rows["cold"]["speedup"] > 1
+
+
+def test_cold_knows_nothing_of_its_own_network(edge: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+    monkeypatch.setattr(edge, "usual_shape", lambda without: asked.append(without))
+    monkeypatch.setattr(edge, "run_by_training", lambda case, shape: None)
+    world = edge.make_world("nano", "resnet18", COST, RUNS)
+    edge.cold(edge.cases_of(world, RUNS, Watts.MEAN)[0])
+    assert asked == ["resnet18"]
 
 
 def test_a_record_that_lacks_a_batch_size_is_one_sentence(
@@ -78,6 +105,6 @@ def test_a_record_that_lacks_a_batch_size_is_one_sentence(
 def test_budgets_that_the_baseline_cannot_keep_are_said_and_fail(
     edge: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(edge, "run", lambda _: [])
+    monkeypatch.setattr(edge, "run", lambda *_: [])
     assert edge.main([]) == 1
     assert "nothing to compare" in capsys.readouterr().err

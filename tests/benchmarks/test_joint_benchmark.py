@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from types import ModuleType
 
 KEYS = {"method", "dataset", "cap_w", "measured", "time_over_oracle", "over_w"}
-METHODS = ["underwatt", "largest-batch", "default-batch", "fastest-epoch", "table"]
+METHODS = ["underwatt", "cold", "largest-batch", "default-batch", "fastest-epoch", "table"]
 SIZES = (8, 16, 32, 64, 128, 256)
 LIMITS_W = (100, 125, 150, 175, 200, 225, 250)
 
@@ -57,7 +57,7 @@ def test_writes_a_row_for_each_method_and_cap(
     assert benchmark.main(["--train", str(train), "--power", str(power), "--json", str(out)]) == 0
     rows = json.loads(out.read_text())
     assert all(set(row) == KEYS for row in rows)
-    assert [row["method"] for row in rows[:5]] == METHODS
+    assert [row["method"] for row in rows[:6]] == METHODS
     assert {row["dataset"] for row in rows} == {"birds"}
     caps = sorted({row["cap_w"] for row in rows})
     assert caps == pytest.approx([100.0, 125.0, 150.0, 175.0, 200.0])
@@ -66,6 +66,8 @@ def test_writes_a_row_for_each_method_and_cap(
     assert all(row["over_w"] == 0 for row in rows)
     ours = [row for row in rows if row["method"] == "underwatt"]
     largest = [row for row in rows if row["method"] == "largest-batch"]
+    cold = [row for row in rows if row["method"] == "cold"]
+    assert max(row["time_over_oracle"] for row in cold) < max(row["time_over_oracle"] for row in largest)
     assert max(row["time_over_oracle"] for row in ours) < max(row["time_over_oracle"] for row in largest)
     assert all(row["measured"] < len(SIZES) * len(LIMITS_W) / 2 for row in ours)
     printed = capsys.readouterr()
@@ -180,11 +182,22 @@ def test_files_that_do_not_match_are_an_error(
         benchmark.main(["--train", str(train), "--power", str(power), "--methods", "magic"])
 
 
+def test_halves_share_no_batch_size_and_cold_knows_no_run(benchmark: ModuleType, tmp_path: Path) -> None:
+    case = benchmark.read_cases(_train(tmp_path / "t.csv", "birds"), _power(tmp_path / "p.csv", "birds"))[0]
+    lower, upper = (
+        {m.setting.batch_size for m in benchmark.half(case, which).measurements} for which in ("lower", "upper")
+    )
+    assert lower | upper == set(SIZES)
+    assert max(lower) < min(upper)
+    blind = type(case)(case.dataset, case.measurements, (), case.hard_epochs, case.proxy, case.hard)
+    assert benchmark.METHODS["cold"](case, 175.0) == benchmark.METHODS["cold"](blind, 175.0)
+
+
 @pytest.mark.slow
 def test_real_traces_meet_the_targets(benchmark: ModuleType, data_dir: Path) -> None:
     zeus = data_dir / "zeus"
     rows = benchmark.run(
-        benchmark.read_cases(zeus / "summary_train.csv", zeus / "summary_power_v100.csv"), ["underwatt"]
+        benchmark.read_cases(zeus / "summary_train.csv", zeus / "summary_power_v100.csv"), ["underwatt", "cold"]
     )
     ratios = [row.time_over_oracle for row in rows]
     assert math.exp(sum(map(math.log, ratios)) / len(ratios)) <= 1.06
