@@ -21,7 +21,7 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from profile_helpers import COST
 from torch.utils.data import DataLoader, TensorDataset
 
-from underwatt.adapters.callback_base import CANNOT
+from underwatt.adapters.callback_base import NOT_OFFERED
 from underwatt.adapters.lightning import LightningCallback
 from underwatt.adapters.tuner import Tuner
 from underwatt.device.registry import open_device
@@ -120,7 +120,7 @@ def test_a_training_under_a_budget_that_falls(tmp_path: Path) -> None:
     late = record.power.at_s > at_s[1] + 2.0
     assert record.power.power_w[late].mean() <= 4.0
     assert record.power.power_w[record.power.at_s < at_s[1]].max() > 4.8  # or holding 4 W would prove nothing
-    assert record.of(Noted)[0].text == CANNOT
+    assert NOT_OFFERED in record.of(Noted)[0].text
     assert any(seen != before for seen in watch.seen)
     assert dict(device.snapshot()) == before
     assert running_runs() == ()
@@ -313,7 +313,7 @@ def test_only_the_first_process_controls(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr(Trainer, "world_size", property(lambda _: 2))
     fit(budget, steps=3)
     notes = read_log(tmp_path / "run" / "log.jsonl").of(Noted)
-    assert any("only the first controls" in note.text for note in notes)
+    assert any("decides for all" in note.text for note in notes)
 
 
 def test_without_lightning_the_hint_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,7 +18,8 @@ import pytest
 import torch
 from run_world import HUGE, NET, Hurt, Numbers, found_mode, log_of, notes, train, tuned, virtual
 
-from underwatt.adapters.tuner import RateFollower, tune
+from underwatt.adapters.follow import RateFollower
+from underwatt.adapters.tuner import tune
 from underwatt.control.controller import Controller
 from underwatt.control.state import ControlOptions
 from underwatt.device.recovery import restore

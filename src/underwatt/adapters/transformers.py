@@ -1,6 +1,7 @@
 """A power budget for Transformers: one callback more for the ``Trainer``.
 
-trainer = Trainer(model, args, train_dataset=data, callbacks=[TransformersCallback(budget_w=10)])
+trainer = Trainer(model, args, train_dataset=data, callbacks=[
+    TransformersCallback(budget_w=10, batch_sizes=(8, 16, 32, 64))])
 """
 
 # ruff: noqa: ARG002 - the signatures are those of Transformers
@@ -8,11 +9,16 @@ from __future__ import annotations
 
 import functools
 import inspect
+import math
+import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from underwatt._files import write_atomically
 from underwatt._imports import require
-from underwatt.adapters.callback_base import FixedBatchBudget
+from underwatt.adapters.callback_base import TrainerBudget
 from underwatt.errors import InputError
+from underwatt.jobs._torch import torch
 
 require("accelerate", extra="transformers")
 require("transformers", extra="transformers")
@@ -28,31 +34,81 @@ if TYPE_CHECKING:
     from transformers.training_args import TrainingArguments
 
 
-class TransformersCallback(FixedBatchBudget, TrainerCallback):
+STATE = "underwatt.pt"  # in a checkpoint's folder
+
+
+class TransformersCallback(TrainerBudget, TrainerCallback):
     """Holds a power budget while a Transformers ``Trainer`` trains; everything is put back when that ends, however.
 
-    It cannot change the batch size of a training under way, so it tunes the power mode and pauses only. A step is one
-    step of the optimizer; evaluation and saving count for none, and are paced all the same. Of several processes only
-    the first controls, and only its own device. A smaller last batch counts as a whole one.
+    Power mode, pauses and, where ``batch_sizes`` are offered, the batch size are tuned under way; an epoch is the same
+    data at any of them, and a checkpoint knows which of its samples are left. A step is one step of the optimizer;
+    evaluation and saving count for none, and are paced all the same. Logging, evaluation and saving every so many
+    steps go on to count steps.
     """
 
     _guarded: Trainer | None = None
     _loss: float | None = None
+    _limit_samples = math.inf
+    _own_steps = 1  # of an epoch
 
     def on_init_end(self, *_: Any, **__: Any) -> None:
-        """Have ``train`` put everything back where it raises: callbacks are told nothing of an exception."""
+        """Take part in what a trainer tells no callback: its loader, where it goes on, and an exception."""
         trainer = self._guarded = _trainer_under_construction()
-        train = trainer.train
+        for name, around in (
+            ("train", self._train),
+            ("set_initial_training_values", self._count_steps),
+            ("_init_training_state", self._find_place),
+        ):
+            if hasattr(trainer, name):  # the last two only in newer ones: without, the batch size stays
+                setattr(
+                    trainer,
+                    name,
+                    functools.wraps(getattr(trainer, name))(functools.partial(around, getattr(trainer, name))),
+                )
 
-        @functools.wraps(train)
-        def guarded_train(*args: Any, **kwargs: Any) -> Any:
-            try:
-                return train(*args, **kwargs)
-            except BaseException as exc:
-                self._end(error=exc)
-                raise
+    def _train(self, train: Any, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return train(*args, **kwargs)
+        except BaseException as exc:
+            self._end(error=exc)
+            raise
 
-        trainer.train = guarded_train  # type: ignore[method-assign]
+    def _count_steps(self, count: Any, args: TrainingArguments, loader: Any, *more: Any) -> Any:
+        """How many steps an epoch and the training have: as many as come, where batches change; else as ever."""
+        found = count(args, loader, *more)
+        parts = args.gradient_accumulation_steps
+        why_not = "" if hasattr(self._guarded, "_init_training_state") else "this version of Transformers keeps it"
+        if args.n_gpu > 1:
+            why_not = "several GPUs share each batch"
+        if not self._vary(loader, parts, why_not):
+            return found
+        assert self._batches is not None
+        epochs, self._own_steps, examples, samples, total, _, max_steps = found
+        length, step_size = len(self._batches.sampler), self._batches.batch_size * parts
+        most = math.ceil(length / parts)
+        if args.max_steps > 0:
+            whole, rest = divmod(args.max_steps, self._own_steps)
+            self._limit_samples = whole * length + rest * step_size
+            epochs = sys.maxsize if self._schedule == "steps" else epochs
+        else:
+            self._limit_samples = args.num_train_epochs * length
+        return epochs, most, examples, samples, total, most * parts, max_steps
+
+    def _find_place(self, find: Any, *args: Any) -> Any:
+        """Which epoch to go on with; its batches are skipped by their samples, not by their number."""
+        found, checkpoint = find(*args), args[3]
+        self._resumed = {}
+        if self._batches is None or checkpoint is None:
+            return found
+        assert self._guarded is not None
+        path, length = Path(checkpoint) / STATE, len(self._batches.sampler)
+        if path.is_file():
+            self._resumed = torch.load(path, map_location="cpu", weights_only=True)
+            return self._resumed["trained"] // length, 0
+        raise InputError(
+            f"The checkpoint {checkpoint} does not say which samples of its epoch are left.",
+            hint="It was made without batch_sizes, or not to its end: go on without them, or from the one before it.",
+        )
 
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
@@ -64,22 +120,33 @@ class TransformersCallback(FixedBatchBudget, TrainerCallback):
                 "an error.",
                 hint="Give it to the Trainer when that is made: Trainer(…, callbacks=[TransformersCallback(…)]).",
             )
-        self._loss = None
-        if state.is_world_process_zero:
-            whole = state.train_batch_size or args.train_batch_size
-            self._begin(
-                found_batch_size=whole // max(1, args.n_gpu),  # of one device
-                parts=args.gradient_accumulation_steps,
-                model=kwargs["model"],
-                processes=args.world_size,
-            )
+        self._loss, scheduler = None, kwargs.get("lr_scheduler")
+        whole = state.train_batch_size or args.train_batch_size
+        self._begin(
+            found_batch_size=whole // max(1, args.n_gpu),  # of one device
+            parts=args.gradient_accumulation_steps,
+            model=kwargs["model"],
+            rank=args.process_index if state.is_world_process_zero else max(1, args.process_index),
+            processes=args.world_size,
+            optimizer=kwargs.get("optimizer"),
+            schedulers=[scheduler] if isinstance(scheduler, torch.optim.lr_scheduler.LRScheduler) else [],
+        )
 
-    on_step_begin = FixedBatchBudget._step_begins
-    on_train_end = FixedBatchBudget._end
+    def on_step_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Begin a step; the last one is that with which the samples are trained on."""
+        self._step_begins()
+        if self._batches is not None and (self._schedule == "samples" or args.max_steps <= 0):
+            state.max_steps = state.global_step + self._steps_left(self._limit_samples)
+
+    on_train_end = TrainerBudget._end
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         """End a step; evaluation and saving may follow it."""
         self._step_ended(self._loss)
+        if self._batches is not None:
+            state.epoch = self._trained / len(self._batches.sampler)
         self.on_epoch_end(args, state, control)
 
     def on_epoch_end(
@@ -103,7 +170,12 @@ class TransformersCallback(FixedBatchBudget, TrainerCallback):
         if control.should_save:
             self._saving_begins()
 
-    on_save = FixedBatchBudget._other_work_ended
+    def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        """Keep beside the checkpoint what of the epoch is left."""
+        if (kept := self._state()) and state.is_world_process_zero:
+            folder = Path(args.output_dir or "") / f"checkpoint-{state.global_step}"
+            write_atomically(folder / STATE, lambda file: torch.save(kept, file))
+        self._other_work_ended()
 
     def on_log(self, *_: Any, logs: Mapping[str, float] | None = None, **__: Any) -> None:
         """Keep the loss for our own log."""

@@ -17,6 +17,7 @@ import traceback
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from underwatt.adapters.follow import RateFollower, ScheduleFollower
 from underwatt.budget import Budget
 from underwatt.control.live_budget import LiveBudget
 from underwatt.control.pilot import Pilot
@@ -30,7 +31,6 @@ from underwatt.jobs._torch import torch
 from underwatt.jobs.data import PassBatches, fillable, open_batches
 from underwatt.jobs.faults import half_updated, ran_out_of_memory, watch_updates
 from underwatt.jobs.identity import loop_info
-from underwatt.jobs.job import scaled_lr, usual_rule
 from underwatt.jobs.training import Completion, LatestLoss
 from underwatt.runlog.inbox import Inbox, claimed_folder, register_run
 from underwatt.runlog.log import RunLog
@@ -60,6 +60,7 @@ def tune(
     budget: str | Budget | Schedule | None = None,
     batch_sizes: Sequence[int],
     optimizer: Any = None,
+    scheduler: Any = None,
     lr_batch_size: int | None = None,
     lr_rule: LrRule | None = None,
     convergence: SamplesToTarget | Mapping[int, float] | None = None,
@@ -77,6 +78,7 @@ def tune(
     ``budget_w`` is mean watts; ``budget`` may say more: ``"10W peak"``, ``"50Wh"``, ``"08:00-18:00=15W,else=7W"``.
     ``optimizer`` has its learning rate follow the batch size, by ``lr_rule`` (linear for SGD, square root for others)
     from the rate it has now, which is taken to suit ``lr_batch_size`` (the largest batch size where it is not given).
+    ``scheduler``, stepped after each step of the optimizer, then counts samples: one step for each ``lr_batch_size``.
     ``convergence`` says how many samples the target takes at each batch size; without it, batch sizes are weighed by
     what other trainings needed. With ``store`` measurements outlive the training, and are known again by the shapes of
     what the ``optimizer`` trains and by ``name``, which is needed where there is no optimizer. With ``folder`` a log is
@@ -86,7 +88,8 @@ def tune(
     """
     opened = open_device(device) if isinstance(device, str) else device
     live = LiveBudget.from_now(one_budget("A tuner", budget_w, budget), simulated=opened.info.simulated)
-    rate = RateFollower(optimizer, lr_batch_size or max(batch_sizes), lr_rule) if optimizer is not None else None
+    own_size = lr_batch_size or max(batch_sizes)
+    rate = RateFollower(optimizer, own_size, lr_rule) if optimizer is not None else None
     if store is not None and not name and rate is None:
         raise InputError(
             "A store must know whose measurements it keeps, and this training has neither an optimizer nor a name.",
@@ -114,15 +117,23 @@ def tune(
             set_modes=set_modes,
             options=options,
         )
+        schedule = ScheduleFollower(scheduler, own_size) if scheduler is not None else None
         said = f"Batch sizes are weighed by {shape.said()}. Give convergence=… where you know better." if shape else ""
-        return Tuner(pilot, rate, stack.pop_all(), said if len(set(batch_sizes)) > 1 else "")
+        followers = tuple(filter(None, (rate, schedule)))
+        return Tuner(pilot, followers, stack.pop_all(), said if len(set(batch_sizes)) > 1 else "")
 
 
 class Tuner:
     """A training loop's side of a budget; made by ``tune``."""
 
-    def __init__(self, pilot: Pilot, rate: RateFollower | None, stack: contextlib.ExitStack, said: str = "") -> None:
-        self._pilot, self._rate, self._stack, self._said = pilot, rate, stack, said
+    def __init__(
+        self,
+        pilot: Pilot,
+        followers: Sequence[RateFollower | ScheduleFollower],
+        stack: contextlib.ExitStack,
+        said: str = "",
+    ) -> None:
+        self._pilot, self._followers, self._stack, self._said = pilot, followers, stack, said
         self._simulated = pilot.device.info.simulated
         self._completion = Completion(on_gpu=False if self._simulated else None)
         self._latest_loss = LatestLoss()
@@ -134,8 +145,8 @@ class Tuner:
 
     def __enter__(self) -> Self:
         try:
-            if self._rate is not None:
-                self._stack.callback(self._rate.close)  # after the device was put back
+            for follower in self._followers:
+                self._stack.callback(follower.close)  # after the device was put back
             self._stack.enter_context(self._pilot)
             if self._said:
                 self.note("info", self._said)
@@ -223,11 +234,11 @@ class Tuner:
             for _ in range(parts):
                 self._pilot.simulate(batch_size // parts)
         self._batch_size, self._is_begun = batch_size, True
-        if self._rate is not None:
-            self._rate.follow(batch_size)
+        for follower in self._followers:
+            follower.follow(batch_size)
 
-    def step(self, loss: Any = None) -> None:
-        """A step has ended: to be called once after each batch."""
+    def step(self, loss: Any = None, *, batch_size: int | None = None) -> None:
+        """A step has ended: to be called once after each batch, with its size where ``starts`` could not know it."""
         if not self._is_begun:
             raise InputError(
                 "tuner.step() was called, and no step had begun since the last one.",
@@ -239,7 +250,7 @@ class Tuner:
         if self._handed_out is not None:
             self._handed_out.handed_out.popleft()
             self._handed_out = None
-        self._pilot.stepped(self._batch_size, None if loss is None else self._latest_loss.of(loss))
+        self._pilot.stepped(batch_size or self._batch_size, None if loss is None else self._latest_loss.of(loss))
         if self._pilot.losses.diverged is not self._is_diverged:
             self._is_diverged = not self._is_diverged
             if self._is_diverged:
@@ -344,56 +355,6 @@ class TunedLoader:
         if not followers and self._generator is not None:
             self._seed = self._generator.initial_seed() if self._seed is None else self._seed
             self._generator.manual_seed(self._seed + epoch)
-
-
-class RateFollower:
-    """Has an optimizer's learning rate follow the batch size, for the length of each of its steps.
-
-    Outside its own ``step`` the optimizer has its own rate, so that a learning-rate scheduler, wherever a loop calls
-    it, and a checkpoint never see ours.
-    """
-
-    def __init__(self, optimizer: Any, lr_batch_size: int, rule: LrRule | None = None) -> None:
-        self.optimizer = getattr(optimizer, "optimizer", optimizer)  # Accelerate and Lightning wrap it
-        self._lr_batch_size = lr_batch_size
-        self._rule: LrRule = rule if rule is not None else usual_rule(self.optimizer)
-        self._batch_size = lr_batch_size
-        self._own: Sequence[Any] = ()  # rates, while ours are in their place
-        self._hooks: tuple[Any, ...] = ()
-        if not hasattr(self.optimizer, "register_step_pre_hook"):
-            raise InputError(
-                f"The learning rate of a {type(optimizer).__name__} cannot be followed: it is no PyTorch optimizer.",
-                hint="Leave optimizer out, and set the rate by tuner.batch_size yourself.",
-            )
-
-    def follow(self, batch_size: int) -> None:
-        """Take the rate of a batch size from the optimizer's next step on."""
-        self._batch_size = batch_size
-        if not self._hooks:
-            self._hooks = (
-                self.optimizer.register_step_pre_hook(self._scale),
-                self.optimizer.register_step_post_hook(self._back),
-            )
-
-    def close(self) -> None:
-        """Leave the optimizer alone again."""
-        for hook in self._hooks:
-            hook.remove()
-        self._hooks = ()
-        self._back()
-
-    def _scale(self, *_: Any) -> None:
-        self._back()  # where a step raised, nobody has done it
-        groups = self.optimizer.param_groups
-        self._own = [group["lr"] for group in groups]
-        for group in groups:
-            if group["lr"]:  # a warm-up may begin at zero, a schedule end there, and a frozen group stay there
-                group["lr"] = scaled_lr(group["lr"], self._lr_batch_size, self._batch_size, self._rule)
-
-    def _back(self, *_: Any) -> None:
-        for group, lr in zip(self.optimizer.param_groups, self._own, strict=False):
-            group["lr"] = lr
-        self._own = ()
 
 
 def _open_log(stack: contextlib.ExitStack, folder: Path, name: str, device: Device) -> tuple[RunLog, Inbox]:
