@@ -68,6 +68,7 @@ class Pilot:
         can_pause: bool = True,
         set_modes: bool = True,
         elapsed_s: float = 0.0,
+        idle_w: float | None = None,
     ) -> None:
         if isinstance(device, SimulatesLoad) and cost is None:
             raise InputError(
@@ -96,7 +97,7 @@ class Pilot:
         self.outcome = "finished"  # how the training ends, for the log
         self._loss: float | None = None
         self.losses = Losses()  # as they were looked at
-        self._idle_w: float | None = None
+        self._idle_w = idle_w  # as it was measured before
         self._verdict: Verdict | None = None  # of an earlier part of the same training
         self._can_pause, self._set_modes = can_pause, set_modes
         self._publisher = Publisher(log, saver, listener, inbox)
@@ -123,7 +124,8 @@ class Pilot:
         sampling = stack.enter_context(contextlib.ExitStack())  # ends last: a sensor that hangs holds up no restoring
         self._session = stack.enter_context(self._session)
         # Also where no mean watts are bounded yet: somebody may ask for some while the run goes on.
-        self._idle_w = measure_idle(self.device) if self._can_pause else None
+        if self._idle_w is None and self._can_pause:
+            self._idle_w = measure_idle(self.device)
         if self._idle_w is not None and self._live.power_w(self._elapsed_s) < self._idle_w:
             self._check_lowest()
         self._begun_s = self.device.clock.now_s() - self._elapsed_s
@@ -190,6 +192,11 @@ class Pilot:
         setting = self.controller.setting
         assert setting is not None
         return setting
+
+    @property
+    def idle_w(self) -> float | None:
+        """What waiting draws; ``None`` where that is not known."""
+        return self._idle_w
 
     @property
     def steps(self) -> int:

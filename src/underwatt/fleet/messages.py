@@ -1,0 +1,138 @@
+"""What travels between server and boards beside the model: plain scalars and lists, as a ``ConfigRecord`` takes them."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import dataclass, fields, replace
+from typing import TYPE_CHECKING, Any
+
+from underwatt.errors import InputError
+from underwatt.fleet.rounds import FrontPoint
+from underwatt.records import Measurement, Profile, from_json, to_json
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from typing_extensions import Self
+
+KEY = "underwatt"  # of the records that hold these
+MOST_POINTS = 32  # of a front that travels
+MOST_MEASUREMENTS = 64  # of a profile
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Work:
+    """What a board is asked to do in a round. Zero is: nothing said."""
+
+    number: int = 0  # of the round
+    train_s: float = 0.0  # so long it trains; without it, as long as its loop goes on
+    batch_size: int = 0
+    steps: int = 0  # that it is expected to do by then
+    noise_batch: float = 0.0
+    lease_w: float = 0.0  # its share of a site's watts, for so many seconds from when it hears of it
+    lease_s: float = 0.0
+    floor_w: float = 0.0  # what it may draw without a lease
+    reference: str = ""  # a profile that another board of its kind has measured, as JSON
+
+    def as_record(self) -> dict[str, Any]:
+        """As a ``ConfigRecord`` takes it."""
+        return _record(self)
+
+    @classmethod
+    def read(cls, record: Mapping[str, Any]) -> Self:
+        """From a ``ConfigRecord``; what it does not say is left open."""
+        return from_json(cls, _plain(record))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report:
+    """What a board says of its round: what it did, what that took, and what it can do."""
+
+    steps: int
+    samples: int
+    data: int  # samples that it holds: its weight
+    progress: float  # how far its optimizer went
+    busy_s: float  # from when it got the message until it was done
+    train_s: float  # of these, in which it trained
+    energy_j: float
+    power_w: float  # mean
+    budget_w: float  # in force at the end; inf where none
+    over: float = 0.0  # the most that a window was above the budget, as a share of it
+    held: str = ""  # the verdict in a word
+    batch_size: int = 0  # at the end
+    searched: bool = False  # nothing is left to be measured for this budget
+    idle_w: float = 0.0
+    kind: str = ""  # of board and workload: boards of one kind can use each other's profiles
+    front_batch: tuple[int, ...] = ()
+    front_w: tuple[float, ...] = ()
+    front_s: tuple[float, ...] = ()
+    front_s_high: tuple[float, ...] = ()
+    profile: str = ""  # as JSON, where the board shares it
+
+    @property
+    def front(self) -> list[FrontPoint]:
+        """Its points."""
+        columns = (self.front_batch, self.front_w, self.front_s, self.front_s_high)
+        return [FrontPoint(*values) for values in zip(*columns, strict=True)]
+
+    def as_record(self) -> dict[str, Any]:
+        """As a ``ConfigRecord`` takes it."""
+        return _record(self)
+
+    @classmethod
+    def read(cls, record: Mapping[str, Any]) -> Self:
+        """From a ``ConfigRecord``; a board that reports nonsense is told so."""
+        report = from_json(cls, _plain(record))
+        columns = (report.front_batch, report.front_w, report.front_s, report.front_s_high)
+        if len({len(column) for column in columns}) != 1:
+            raise InputError("The columns of a reported front differ in length.")
+        numbers = (report.progress, report.busy_s, report.train_s, report.energy_j, report.idle_w)
+        if any(not math.isfinite(value) or value < 0 for value in (*numbers, *report.front_w, *report.front_s)):
+            raise InputError("A board reported numbers that cannot be.")
+        if any(not high >= low > 0 for low, high in zip(report.front_s, report.front_s_high, strict=True)):
+            raise InputError("A board reported a front whose upper bound lies below it.")
+        return report
+
+
+def _record(value: Any) -> dict[str, Any]:
+    found = {field.name.replace("_", "-"): getattr(value, field.name) for field in fields(value)}
+    return {name: list(item) if isinstance(item, tuple) else item for name, item in found.items()}
+
+
+def _plain(record: Mapping[str, Any]) -> dict[str, Any]:
+    return {name.replace("-", "_"): value for name, value in record.items()}
+
+
+def front_of(measurements: Iterable[Measurement]) -> list[FrontPoint]:
+    """Measured settings as points: for each batch size those that no other beats in time and watts.
+
+    The modes behind them stay on the board.
+    """
+    points = []
+    for one in measurements:
+        if one.usable:
+            size = one.setting.batch_size
+            wide_s = one.step_s_ci95 if math.isfinite(one.step_s_ci95) else 0.02 * one.step_s
+            points.append(FrontPoint(size, one.power_w, one.step_s / size, (one.step_s + wide_s) / size))
+    kept: list[FrontPoint] = []
+    for size in sorted({point.batch_size for point in points}):
+        lowest_w = math.inf
+        for point in sorted((p for p in points if p.batch_size == size), key=lambda p: (p.sample_s, p.power_w)):
+            if point.power_w < lowest_w:
+                lowest_w = point.power_w
+                kept.append(point)
+    return sorted(kept, key=lambda p: p.sample_s_high)[:MOST_POINTS]
+
+
+def profile_text(profile: Profile) -> str:
+    """A profile as text that travels; of many measurements the newest."""
+    return json.dumps(to_json(replace(profile, measurements=profile.measurements[-MOST_MEASUREMENTS:])))
+
+
+def read_profile(text: str) -> Profile:
+    """A profile from such a text."""
+    try:
+        return from_json(Profile, json.loads(text))
+    except ValueError as exc:
+        raise InputError("A profile that came with a message cannot be read.") from exc

@@ -1,0 +1,320 @@
+"""The server's side: rounds in which every board works as long as the others, around any averaging strategy of Flower's.
+
+The strategy inside samples the boards and averages, as it always does. What is added stands between the two: each board
+is asked for what it can do in the round, and its update is brought to a common measure before it is averaged.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from underwatt._imports import require
+from underwatt.device.timing import SystemClock
+from underwatt.errors import InputError
+from underwatt.fleet.messages import KEY, Report, Work
+from underwatt.fleet.rounds import NOISE_BATCH, Fronts, RoundPlan, plan_round, round_length_s, scales
+
+require("flwr", extra="fleet")
+
+# After the check, whose error is the better one.
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict  # noqa: E402
+from flwr.serverapp.strategy import FedAvg, Result, Strategy  # noqa: E402
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+    from flwr.serverapp import Grid
+
+    from underwatt.fleet.site import Site
+
+_log = logging.getLogger("underwatt.fleet")
+POLL_S = 0.2
+# What communication takes is remembered with so much of what was seen before.
+REMEMBERED = 0.7
+# Replies may come so much later than planned, as a share of the round and in seconds; then they are not waited for.
+LATE_SHARE, LATE_S = 0.15, 3.0
+SAME_LEVEL = 0.03  # budgets this close to each other need no search of their own, as on a board
+# Where nothing is known of a board's link yet.
+FIRST_OVERHEAD_S = 1.0
+STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
+
+
+@dataclass(slots=True)
+class BoardState:
+    """What the server knows of a board: all of it was reported, or seen by when its replies came."""
+
+    report: Report | None = None
+    overhead_s: float = math.nan  # of its last rounds, beside training
+    missed: int = 0  # rounds in a row without a reply
+    promised: int = 0  # steps of the round under way
+    searched: bool = False  # it has found what suits its watts
+
+
+@dataclass(frozen=True, slots=True)
+class RoundRecord:
+    """What happened in a round, for pages and reports."""
+
+    number: int
+    begun_s: float
+    ended_s: float
+    planned_s: float
+    reports: dict[int, Report] = field(default_factory=dict)
+    arrived_s: dict[int, float] = field(default_factory=dict)
+    lacking: tuple[int, ...] = ()  # boards that were asked and did not answer
+
+
+class FleetStrategy(Strategy):  # type: ignore[misc]
+    """Rounds of equal time for unequal boards; use as any strategy: ``FleetStrategy(FedAvg()).start(grid, …)``.
+
+    ``length_s`` fixes the length of rounds, which otherwise adapts. ``site`` divides the watts of one source among the
+    boards. ``clock`` tells the time; a simulated grid is one. ``normalise=False`` averages updates as they are.
+    ``is_statistic`` says which arrays are no weights, by their names: they are averaged, never scaled.
+    """
+
+    def __init__(
+        self,
+        inner: Any = None,
+        *,
+        length_s: float | None = None,
+        noise_batch: float = NOISE_BATCH,
+        site: Site | None = None,
+        clock: Any = None,
+        normalise: bool = True,
+        is_statistic: Callable[[str], bool] = lambda name: name.endswith(STATISTICS),
+    ) -> None:
+        self.inner = inner if inner is not None else FedAvg()
+        if "FedAvg" not in {kind.__name__ for kind in type(self.inner).__mro__}:
+            raise InputError(
+                f"{type(self.inner).__name__} does not average weighted updates, so work cannot be evened out in it.",
+                hint="Use FedAvg or one of the strategies made from it, such as FedProx, FedAvgM or FedAdam.",
+            )
+        self.length_s, self.noise_batch, self.site = length_s, noise_batch, site
+        self.clock = clock if clock is not None else SystemClock()
+        self.normalise, self.is_statistic = normalise, is_statistic
+        self.boards: dict[int, BoardState] = {}
+        self.rounds: list[RoundRecord] = []
+        self._profiles: dict[str, str] = {}  # by kind of board and workload
+        self._plan: RoundPlan | None = None
+        self._arrays: Any = None
+
+    def summary(self) -> None:
+        """Say what is used."""
+        self.inner.summary()
+        _log.info("Rounds of equal time by Underwatt; updates %snormalised.", "" if self.normalise else "not ")
+
+    # A round
+
+    def configure_train(self, server_round: int, arrays: Any, config: Any, grid: Grid) -> list[Any]:
+        """One message for each board that the strategy inside asks, with what that board is to do."""
+        messages = list(self.inner.configure_train(server_round, arrays, config, grid))
+        self._arrays = arrays
+        if not messages:
+            return []
+        nodes = [message.metadata.dst_node_id for message in messages]
+        states = [self.boards.setdefault(node, BoardState()) for node in nodes]
+        plan, leases = self._planned(server_round, nodes, states)
+        made = []
+        for at, (message, state) in enumerate(zip(messages, states, strict=True)):
+            state.promised = int(plan.steps[at])
+            work = Work(
+                number=server_round,
+                train_s=float(plan.train_s[at]),
+                batch_size=int(plan.batch_size[at]) if state.searched else 0,
+                steps=int(plan.steps[at]),
+                noise_batch=self.noise_batch,
+                reference=self._reference(state),
+                **leases.get(nodes[at], {}),
+            )
+            record = RecordDict(dict(message.content))
+            record[KEY] = ConfigRecord(work.as_record())
+            made.append(Message(record, nodes[at], message.metadata.message_type, group_id=str(server_round)))
+        return made
+
+    def _planned(
+        self, number: int, nodes: Sequence[int], states: Sequence[BoardState]
+    ) -> tuple[RoundPlan, dict[int, dict[str, float]]]:
+        """The plan of a round, and the leases of a site's watts."""
+        reports = [state.report for state in states]
+        fronts = Fronts.of(
+            [report.front if report else () for report in reports], [report.idle_w if report else 0 for report in reports]
+        )
+        limit_w = np.array([report.budget_w if report else math.inf for report in reports])
+        seen = [state.overhead_s for state in states if math.isfinite(state.overhead_s)]
+        usual_s = float(np.median(seen)) if seen else FIRST_OVERHEAD_S
+        overhead_s = np.array([s.overhead_s if math.isfinite(s.overhead_s) else usual_s for s in states])
+        step_s = np.array([r.train_s / r.steps if r and r.steps else math.nan for r in reports])
+        length_s = self.length_s
+        if length_s is None:
+            searching = sum(not state.searched for state in states) > len(states) / 2
+            length_s = round_length_s(number, overhead_s, step_s, searching=searching)
+        leases: dict[int, dict[str, float]] = {}
+        if self.site is not None:
+            data = np.array([report.data if report else 1 for report in reports], dtype=float)
+            limit_w, leases = self.site.grant(
+                self.clock.now_s(), nodes, fronts, limit_w, data, length_s + self._late_s(length_s), self.noise_batch
+            )
+        return plan_round(fronts, limit_w, overhead_s, length_s, self.noise_batch), leases
+
+    @staticmethod
+    def _late_s(length_s: float) -> float:
+        return LATE_S + LATE_SHARE * length_s
+
+    def _reference(self, state: BoardState) -> str:
+        """A profile of another board of its kind, for one that has not measured anything yet."""
+        if state.report is None:
+            return next(iter(self._profiles.values()), "") if len(self._profiles) == 1 else ""
+        return "" if state.report.front_batch else self._profiles.get(state.report.kind, "")
+
+    def exchange(self, grid: Grid, messages: Sequence[Any], planned_s: float) -> tuple[list[Any], dict[int, float]]:
+        """Send a round's messages and gather the replies, with when each came, in seconds since they were sent."""
+        sent_s = self.clock.now_s()
+        waiting = set(grid.push_messages(messages))
+        replies: list[Any] = []
+        arrived: dict[int, float] = {}
+        until_s = sent_s + planned_s + self._late_s(planned_s)
+        while waiting:
+            now_s = self.clock.now_s()
+            for reply in grid.pull_messages(list(waiting)):
+                waiting.discard(reply.metadata.reply_to_message_id)
+                replies.append(reply)
+                arrived[reply.metadata.src_node_id] = now_s - sent_s
+            if len(replies) >= len(messages) or now_s >= until_s:
+                break
+            self.clock.sleep(POLL_S)
+        return replies, arrived
+
+    def aggregate_train(self, server_round: int, replies: Iterable[Any]) -> tuple[Any, Any]:
+        """Bring updates to a common measure, and have the strategy inside average them by data."""
+        good = [reply for reply in replies if not reply.has_error()]
+        read = [(reply, self._read(reply)) for reply in good]
+        with_work = [(reply, report) for reply, report in read if report is not None and report.progress > 0]
+        if not with_work:
+            return self.inner.aggregate_train(server_round, [reply for reply, report in read if report is None])
+        weights = [float(max(report.data, 1)) for _, report in with_work]
+        factors = scales([report.progress for _, report in with_work], weights)
+        made = []
+        for (reply, report), weight, factor in zip(with_work, weights, factors, strict=True):
+            self._scale(reply, weight, factor if self.normalise else 1.0)
+            made.append(reply)
+        return self.inner.aggregate_train(server_round, made)
+
+    def _read(self, reply: Any) -> Report | None:
+        if KEY not in reply.content:
+            return None
+        try:
+            return Report.read(dict(reply.content[KEY]))
+        except InputError as exc:
+            _log.warning("The report of node %s is left out: %s", reply.metadata.src_node_id, exc)
+            return None
+
+    def _scale(self, reply: Any, weight: float, factor: float) -> None:
+        """Put the scaled update into a reply; weights that are no numbers of a kind that can be scaled stay."""
+        name, record = next(iter(reply.content.array_records.items()))
+        made = {}
+        for key, array in record.items():
+            values = array.numpy()
+            if self.is_statistic(key) or not np.issubdtype(values.dtype, np.floating) or factor == 1.0:
+                made[key] = array
+                continue
+            before = self._arrays[key].numpy()
+            made[key] = Array((before + factor * (values - before)).astype(values.dtype))
+        reply.content[name] = ArrayRecord(made)
+        metrics = next(iter(reply.content.metric_records.values()))
+        metrics[self.inner.weighted_by_key] = weight
+
+    def configure_evaluate(self, server_round: int, arrays: Any, config: Any, grid: Grid) -> Iterable[Any]:
+        """As the strategy inside does."""
+        return self.inner.configure_evaluate(server_round, arrays, config, grid)  # type: ignore[no-any-return]
+
+    def aggregate_evaluate(self, server_round: int, replies: Iterable[Any]) -> Any:
+        """As the strategy inside does."""
+        return self.inner.aggregate_evaluate(server_round, replies)
+
+    # All rounds
+
+    def start(
+        self,
+        grid: Grid,
+        initial_arrays: Any,
+        num_rounds: int = 3,
+        timeout: float = 3600,
+        train_config: Any = None,
+        evaluate_config: Any = None,
+        evaluate_fn: Callable[[int, Any], Any] | None = None,
+    ) -> Any:
+        """Train for so many rounds; ``timeout`` is that of evaluations, as rounds end by themselves."""
+        self.summary()
+        train_config = ConfigRecord() if train_config is None else train_config
+        evaluate_config = ConfigRecord() if evaluate_config is None else evaluate_config
+        result, arrays = Result(), initial_arrays
+        if evaluate_fn and (found := evaluate_fn(0, arrays)) is not None:
+            result.evaluate_metrics_serverapp[0] = found
+        began = time.monotonic()
+        for number in range(1, num_rounds + 1):
+            trained, metrics = self._round(number, arrays, train_config, grid)
+            if trained is not None:
+                result.arrays = arrays = trained
+            if metrics is not None:
+                result.train_metrics_clientapp[number] = metrics
+            messages = list(self.configure_evaluate(number, arrays, evaluate_config, grid))
+            if messages:
+                replies = grid.send_and_receive(messages, timeout=timeout)
+                if (scored := self.aggregate_evaluate(number, replies)) is not None:
+                    result.evaluate_metrics_clientapp[number] = scored
+            if evaluate_fn and (found := evaluate_fn(number, arrays)) is not None:
+                result.evaluate_metrics_serverapp[number] = found
+        _log.info("%d rounds took %.1f s.", num_rounds, time.monotonic() - began)
+        return result
+
+    def _round(self, number: int, arrays: Any, config: Any, grid: Grid) -> tuple[Any, MetricRecord | None]:
+        begun_s = self.clock.now_s()
+        messages = self.configure_train(number, arrays, config, grid)
+        if not messages:
+            return None, None
+        planned_s = max(float(w.content[KEY]["train-s"]) for w in messages)
+        planned_s += max((s.overhead_s for s in self.boards.values() if math.isfinite(s.overhead_s)), default=LATE_S)
+        replies, arrived = self.exchange(grid, messages, planned_s)
+        reports = self._learn(messages, replies, arrived)
+        ended_s = self.clock.now_s()
+        lacking = tuple(m.metadata.dst_node_id for m in messages if m.metadata.dst_node_id not in reports)
+        self.rounds.append(RoundRecord(number, begun_s, ended_s, planned_s, reports, arrived, lacking))
+        found: tuple[Any, MetricRecord | None] = self.aggregate_train(number, replies)
+        return found
+
+    def _learn(self, messages: Sequence[Any], replies: Sequence[Any], arrived: dict[int, float]) -> dict[int, Report]:
+        """Take in what the boards reported; who did not answer, or did less than it can, is noticed."""
+        reports = {}
+        for reply in replies:
+            node = reply.metadata.src_node_id
+            report = None if reply.has_error() else self._read(reply)
+            if report is not None:
+                reports[node] = report
+        for message in messages:
+            node = message.metadata.dst_node_id
+            state = self.boards[node]
+            if node not in reports:
+                state.missed += 1
+                _log.info("Node %s did not answer (%d in a row).", node, state.missed)
+                continue
+            report, state.missed = reports[node], 0
+            if state.report is not None and abs(report.budget_w / state.report.budget_w - 1) > SAME_LEVEL:
+                state.searched = False  # other watts: it chooses anew
+            state.report, state.searched = report, state.searched or report.searched
+            if report.profile and report.searched:
+                self._profiles[report.kind] = report.profile
+            seen_s = max(arrived[node] - report.busy_s, 0.0)
+            before_s = state.overhead_s
+            state.overhead_s = (
+                REMEMBERED * before_s + (1 - REMEMBERED) * seen_s if math.isfinite(before_s) else seen_s
+            )
+            if self.site is not None:
+                self.site.returned(node)
+            if state.promised and report.steps < state.promised // 2:
+                _log.info("Node %s did %d of %d steps.", node, report.steps, state.promised)
+        return reports
