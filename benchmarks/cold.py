@@ -10,9 +10,9 @@ that this machine thinks is not in it.
 
 cold        ``underwatt.run`` with an empty store
 warm        the same with samples to target known: from the trainings of the other seeds, at every batch size
-samples     the same with every batch size taken to learn alike, so that samples a second count: before there was a prior
-published   every GPU clock at every batch size measured first (its table, which it pays for), then the best of the table
-            by the same samples to target as ``warm`` knows
+samples     the same with every batch size taken to learn alike, so that samples a second count: as before the prior
+published   every GPU clock at every batch size measured first (its table, which it pays for), then the best of
+            it by the same samples to target as ``warm`` knows
 baseline    the largest batch that fits, the GPU clock as high as the budget allows: given for free
 best-fixed  in hindsight, the one setting that keeps the budget with the least mean time over the seeds
 
@@ -44,13 +44,15 @@ from torch import nn
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "examples"))
 
+from underwatt.rivals.choices import Table, by_clock_alone, largest_batch
+
 from _table import Column, add_output, as_table, told, write
 from data import digits, grammar_text, text_windows
 from edge import costs, fits
 from jobs import ASCII
 from models.transformer import CharTransformer
 from underwatt import api
-from underwatt.budget import Budget, Schedule
+from underwatt.budget import Schedule
 from underwatt.control.live_budget import LiveBudget
 from underwatt.convergence.curve import fit_convergence
 from underwatt.demo.board import Joules
@@ -71,7 +73,6 @@ from underwatt.measure.measurement import measure
 from underwatt.measure.steady import Settling
 from underwatt.predict.base import SettingArray
 from underwatt.records import ConvergenceRun, WorkloadCost, WorkloadInfo
-from underwatt.rivals.choices import Table, by_clock_alone, largest_batch
 from underwatt.store.store import Store
 
 if TYPE_CHECKING:
@@ -198,6 +199,7 @@ class World:
 
     @property
     def fitting(self) -> NDArray[np.bool_]:
+        """Which settings are within the budget."""
         return np.asarray(self.power_w <= self.budget_w)
 
     def test_s(self, samples: int) -> Floats:

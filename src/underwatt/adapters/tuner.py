@@ -119,7 +119,7 @@ def tune(
         )
         schedule = ScheduleFollower(scheduler, own_size) if scheduler is not None else None
         said = f"Batch sizes are weighed by {shape.said()}. Give convergence=… where you know better." if shape else ""
-        followers = tuple(filter(None, (rate, schedule)))
+        followers = [follower for follower in (rate, schedule) if follower is not None]
         return Tuner(pilot, followers, stack.pop_all(), said if len(set(batch_sizes)) > 1 else "")
 
 

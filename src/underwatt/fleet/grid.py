@@ -48,7 +48,9 @@ class SimulatedNode:
 
     def transfer_s(self, message: Message) -> float:
         """How long a message takes either way."""
-        size = sum(array.data.__len__() for record in message.content.array_records.values() for array in record.values())
+        size = sum(
+            array.data.__len__() for record in message.content.array_records.values() for array in record.values()
+        )
         return self.latency_s + size / self.bytes_per_s
 
 
@@ -132,7 +134,9 @@ class SimulatedGrid(Grid):
         names = self.push_messages(messages)
         until_s = sent_s + (math.inf if timeout is None else timeout)
         arrivals = [self._under_way[name][0] for name in names]
-        given_up = [min(arrives_s, sent_s + HEARTBEAT_S) if math.isinf(arrives_s) else arrives_s for arrives_s in arrivals]
+        given_up = [
+            min(arrives_s, sent_s + HEARTBEAT_S) if math.isinf(arrives_s) else arrives_s for arrives_s in arrivals
+        ]
         self._now_s = min(until_s, max(given_up, default=sent_s))
         return self.pull_messages(names)
 

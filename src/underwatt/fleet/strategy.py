@@ -142,7 +142,8 @@ class FleetStrategy(Strategy):  # type: ignore[misc]
         """The plan of a round, and the leases of a site's watts."""
         reports = [state.report for state in states]
         fronts = Fronts.of(
-            [report.front if report else () for report in reports], [report.idle_w if report else 0 for report in reports]
+            [report.front if report else () for report in reports],
+            [report.idle_w if report else 0 for report in reports],
         )
         limit_w = np.array([report.budget_w if report else math.inf for report in reports])
         seen = [state.overhead_s for state in states if math.isfinite(state.overhead_s)]
@@ -310,9 +311,7 @@ class FleetStrategy(Strategy):  # type: ignore[misc]
                 self._profiles[report.kind] = report.profile
             seen_s = max(arrived[node] - report.busy_s, 0.0)
             before_s = state.overhead_s
-            state.overhead_s = (
-                REMEMBERED * before_s + (1 - REMEMBERED) * seen_s if math.isfinite(before_s) else seen_s
-            )
+            state.overhead_s = REMEMBERED * before_s + (1 - REMEMBERED) * seen_s if math.isfinite(before_s) else seen_s
             if self.site is not None:
                 self.site.returned(node)
             if state.promised and report.steps < state.promised // 2:

@@ -1,9 +1,7 @@
 """Putting the service in place, and taking it away: a list of steps that can be read before anything is done."""
 
-import os
 import shutil
 from pathlib import Path
-from typing import NamedTuple
 
 PACKAGE = "underwatt_helper"
 

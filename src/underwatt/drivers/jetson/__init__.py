@@ -12,7 +12,6 @@ from underwatt.helper.board_facts import is_jetson
 from underwatt.helper.knobs import CPU_FOLDER
 from underwatt.helper.sysfs import Sysfs
 
-
 _LIMITS = (f"{CPU_FOLDER}/cpu*/cpufreq/scaling_max_freq", "sys/class/devfreq/*/max_freq")
 
 
