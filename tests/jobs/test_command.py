@@ -20,6 +20,7 @@ from underwatt.jobs.command import (
     CommandRate,
     CommandWorkload,
     Limits,
+    Said,
     Sign,
     StepLine,
     parse_line,
@@ -79,9 +80,9 @@ class TestArguments:
         )
         assert work.arguments(32) == ["train", "--b=32", "--lr", "0.0005", "{x}", '{"a": {}}']
 
-    def test_a_command_without_a_place_for_the_batch_size_is_refused(self):
-        with pytest.raises(JobError, match="where the batch size goes") as caught:
-            CommandWorkload(["python", "train.py"])
+    def test_a_command_without_a_place_for_the_batch_size_must_ask(self):
+        with pytest.raises(JobError, match="neither asks for a batch size nor has a place") as caught:
+            CommandWorkload(["sh", "-c", f"{BEAT}; sleep 100"], limits=QUICK).start(8).step()
         assert "{batch_size}" in caught.value.hint
 
     def test_a_place_for_the_rate_without_a_rate_is_refused(self):
@@ -204,9 +205,9 @@ class TestFaults:
         with pytest.raises(StepError, match="ended without reporting a step"):
             shell("true").step()
 
-    @pytest.mark.parametrize("script", ["yes 'loss 0.3' > $UNDERWATT_BEATS", "echo 'loss 0.3' > $UNDERWATT_BEATS"])
+    @pytest.mark.parametrize("script", ["yes 'loss: 0.3' > $UNDERWATT_BEATS", "echo 'loss: 0.3' > $UNDERWATT_BEATS"])
     def test_nothing_but_garbage_beats_is_said_clearly(self, script):
-        with pytest.raises(StepError, match=r"lines that are not beats, such as 'loss 0\.3'"):
+        with pytest.raises(StepError, match=r"lines that are not beats, such as 'loss: 0\.3'"):
             shell(script).step()
 
     def test_a_flood_of_beats_takes_no_memory(self):
@@ -303,8 +304,17 @@ class TestNoOrphans:
         (b"step 5120.25", StepLine(5120.25)),
         (b"step 5120.25 10", StepLine(5120.25, 10)),
         (b"step - 10", StepLine(None, 10)),
-        (b"metric 0.913", 0.913),
-        (b"oom", Sign.OOM),
+        (b"step 5120.25 10 32", StepLine(5120.25, 10, 32)),
+        (b"step - 1 32", StepLine(None, 1, 32)),
+        (b"ask", Sign.ASK),
+        (b"metric 0.913", Said("metric", 0.913)),
+        (b"loss 2.31", Said("loss", 2.31)),
+        (b"oom", Said("oom")),
+        (b"oom 64", Said("oom", 64)),
+        (b"saved", Said("saved")),
+        (b"saved 0", Said("saved", 0)),
+        (b"away", Said("away")),
+        (b"back", Said("back")),
     ],
 )
 def test_each_documented_line_is_understood(raw, line):
@@ -313,8 +323,8 @@ def test_each_documented_line_is_understood(raw, line):
 
 @pytest.mark.parametrize(
     "raw",
-    b"|Step|steps|step nan|step inf 1|step 1 0|step 1 -3|step 1 1.5|step 1 2 3|metric|metric nan|oom now"
-    b"|step 1 99999999999999|\xff\xfe step|loss: 0.3".split(b"|"),
+    b"|Step|steps|step nan|step inf 1|step 1 0|step 1 -3|step 1 1.5|step 1 2 0|step 1 2 3 4|metric|metric nan|oom now|oom 0|ask 3"
+    b"|saved -1|step 1 9999999999999999|\xff\xfe step|loss: 0.3".split(b"|"),
 )
 def test_anything_else_is_not(raw):
     assert parse_line(raw) is None

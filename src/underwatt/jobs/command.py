@@ -5,9 +5,15 @@ The environment variable ``UNDERWATT_BEATS`` holds the path of a named pipe. A j
     step                      a step is complete now
     step 5120.250417          a step was complete at this time of CLOCK_MONOTONIC, in seconds
     step 5120.250417 10       ten steps were, the last of them at this time
-    step - 10                 ten steps are complete now
+    step - 10 32              ten steps are complete now, each of 32 samples
+    ask                       what next? the answer is one line, ``32 0.250 0.000``, in the pipe ``UNDERWATT_ANSWERS``:
+                              the batch size from now on, 0 to end; the seconds to wait now, and where there are any to
+                              ask again after them; the seconds for which nobody needs to ask
     metric 0.913              the model scores this on held-out data
-    oom                       this batch size does not fit in memory
+    loss 2.31                 the loss of the last step
+    oom 64                    this batch size, or the one that was told last, does not fit in memory
+    saved 51200               a checkpoint was written after so many samples; a resumed run is told so
+    away, back                what goes on is no step, such as a test; there are steps again
 
 The pipe may be opened once or for each line (``echo step > "$UNDERWATT_BEATS"``), by any number of processes. A line
 that is none of these is counted and otherwise ignored. The job's end needs no line: its exit code says how it went.
@@ -26,10 +32,11 @@ import subprocess
 import tempfile
 import threading
 import time
+from collections import deque
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
-from typing import IO, TYPE_CHECKING
+from typing import IO, TYPE_CHECKING, NoReturn
 
 from underwatt.errors import JobError, StepError, WorkloadError
 from underwatt.jobs import command_guard
@@ -39,18 +46,21 @@ from underwatt.jobs.job import scaled_lr
 from underwatt.measure.workload import Beat
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from underwatt.records import WorkloadInfo
 
-BEATS_VARIABLE = "UNDERWATT_BEATS"
+BEATS_VARIABLE, ANSWERS_VARIABLE = "UNDERWATT_BEATS", "UNDERWATT_ANSWERS"
 EMITTER_HINT = "Have it report steps: see `python -m underwatt.jobs.emitter`, or echo step > $UNDERWATT_BEATS."
+PLACE_HINT = "Put {batch_size} in it, as in: -- python train.py --batch-size {batch_size} --lr {lr}"
 KILLED = 128 + signal.SIGKILL
 LINES_SHOWN = 6
 LINES_JUDGED = 20  # a framework's last words; what was printed long before is not why it died
 HOPELESS_LINES = 100
 LONGEST_LINE = 200
-MOST_STEPS = 10**9
+MOST = 10**15  # steps, samples
+MOST_HEARD = 10_000  # what a job says is read no faster than it is listened to; so many scores are kept
+ALIVE = ("away", "back", "saved", "oom")  # what a training says of itself that goes on
 CHUNK_BYTES, OUTPUT_KEPT_BYTES = 65536, 16384
 
 
@@ -75,7 +85,7 @@ DEFAULT_LIMITS, DEFAULT_RATE = Limits(), CommandRate()
 
 
 class CommandWorkload:
-    """A command with ``{batch_size}`` in it, and ``{lr}`` where it takes a learning rate; other braces stay."""
+    """A command with ``{batch_size}`` in it, or one that asks, and ``{lr}`` for a learning rate; other braces stay."""
 
     def __init__(
         self,
@@ -85,17 +95,13 @@ class CommandWorkload:
         limits: Limits = DEFAULT_LIMITS,
         info: WorkloadInfo | None = None,
     ) -> None:
-        if not any("{batch_size}" in word for word in command):
-            raise JobError(
-                "The command does not say where the batch size goes.",
-                hint="Put {batch_size} in it, as in: -- python train.py --batch-size {batch_size} --lr {lr}",
-            )
         if rate.lr is None and any("{lr}" in word for word in command):
             raise JobError(
                 "The command has {lr} in it, but no learning rate was given.",
                 hint="Give the learning rate and the batch size that it suits.",
             )
         self._command = tuple(command)
+        self._must_ask = not any("{batch_size}" in word for word in command)
         self._rate, self._limits = rate, limits
         self.info = info or command_info(self._command)
 
@@ -111,30 +117,33 @@ class CommandWorkload:
         lr = scaled_lr(self._rate.lr, self._rate.lr_batch_size, batch_size, "sqrt")
         return [word.replace("{lr}", f"{lr:.9g}") for word in words]
 
-    def start(self, batch_size: int) -> CommandRun:
-        """Start the command at a batch size."""
+    def start(self, batch_size: int, **told: str) -> CommandRun:
+        """Start the command at a batch size, with more variables in its environment."""
         arguments = self.arguments(batch_size)
         if shutil.which(arguments[0]) is None:
             raise JobError(
                 f"There is no program {arguments[0]!r} to run.", hint="Check the spelling, or give its full path."
             )
-        return CommandRun(arguments, batch_size, self._limits)
+        return CommandRun(arguments, batch_size, self._limits, told, must_ask=self._must_ask)
 
 
 class CommandRun:
     """An external command under way, with a guard process that ends it whatever happens to Underwatt."""
 
-    def __init__(self, arguments: list[str], batch_size: int, limits: Limits) -> None:
-        self._batch_size, self._limits = batch_size, limits
-        self._steps = 0
+    def __init__(
+        self, arguments: list[str], batch_size: int, limits: Limits, told: Mapping[str, str], *, must_ask: bool
+    ) -> None:
+        self.batch_size = batch_size  # as it was started with, or told last
+        self.is_away = False  # while something goes on that is no step
+        self._limits, self._must_ask = limits, must_ask
+        self._steps, self._alive_s = 0, time.monotonic()
         self._error: WorkloadError | None = None  # by which it was over
         self._finished = False
         self._oom_kills = kernel_oom_kills()
         self._folder = Path(tempfile.mkdtemp(prefix="underwatt-"))
-        fifo = self._folder / "beats"
-        os.mkfifo(fifo, 0o600)
-        # Opened for both: opening does not wait for a writer, and no writer's leaving is the end.
-        beats = os.open(fifo, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
+        # Opened for both: opening does not wait for the other side, and nobody's leaving is the end.
+        beats, self._answers = (_open_pipe(self._folder / name) for name in ("beats", "answers"))
+        told = {**told, BEATS_VARIABLE: str(self._folder / "beats"), ANSWERS_VARIABLE: str(self._folder / "answers")}
         lifeline_read, self._lifeline = os.pipe()
         try:
             self._guard = subprocess.Popen(
@@ -143,7 +152,7 @@ class CommandRun:
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
                 pass_fds=[lifeline_read],
-                env={**os.environ, BEATS_VARIABLE: str(fifo)},
+                env={**os.environ, **told},
                 start_new_session=True,
             )
         finally:
@@ -157,34 +166,67 @@ class CommandRun:
         return tuple(self._listener.metrics)
 
     def step(self) -> Beat | None:
-        """Wait for the next beat; ``None`` once the command has ended well after at least one."""
+        """Wait for the next beat; ``None`` once the command has ended well. One that asks is told to go on as it is."""
+        while True:
+            said = self.hear()
+            if isinstance(said, Beat):
+                return said
+            if said is Sign.EXITED:
+                return None
+            if said is Sign.ASK:
+                self.answer(self.batch_size)
+            elif isinstance(said, Said) and said.word == "oom":
+                self._fail(does_not_fit(self.batch_size))
+
+    def hear(self, until_s: float = math.inf) -> Beat | Said | Sign | None:
+        """Wait for what the command says next: ``EXITED`` once it has ended well; ``None`` where that takes longer.
+
+        Raises where it failed, hangs, or says nothing that makes sense.
+        """
         if self._error is not None:
             raise self._error
         if self._finished:
-            return None
-        limit_s = self._limits.beat_s if self._steps else self._limits.first_beat_s
-        deadline_s = time.monotonic() + limit_s
-        while True:
-            try:
-                event = self._listener.events.get(timeout=max(0.0, deadline_s - time.monotonic()))
-            except queue.Empty:
-                self._error = self._hung(limit_s)
-            else:
-                if isinstance(event, Beat):
-                    self._steps += event.steps
-                    return event
-                if event is Sign.EXITED:
-                    self.stop()
-                    self._finished = True
-                    self._error = self._judge_exit(self._guard.returncode)
-                elif event is Sign.OOM:
-                    self._error = does_not_fit(self._batch_size)
-                elif self._steps:
-                    continue
-                else:
-                    self._error = self._no_beat()
+            return Sign.EXITED
+        limit_s = self._limits.beat_s if self._steps and not self.is_away else self._limits.first_beat_s
+        try:
+            event = self._listener.events.get(
+                timeout=max(0.0, min(self._alive_s + limit_s, until_s) - time.monotonic())
+            )
+        except queue.Empty:
+            event = None
+        if isinstance(event, Beat) or event is Sign.ASK or (isinstance(event, Said) and event.word in ALIVE):
+            self._alive_s = time.monotonic()
+        elif not isinstance(event, Sign) and time.monotonic() >= self._alive_s + limit_s:
+            self._fail(self._hung(limit_s))
+        if isinstance(event, Beat):
+            self._steps += event.steps
+            if self._must_ask:
+                self._fail(
+                    JobError("The command neither asks for a batch size nor has a place for it.", hint=PLACE_HINT)
+                )
+        elif event is Sign.ASK:
+            self._must_ask = False
+        elif event is Sign.EXITED:
             self.stop()
-            return self.step()
+            self._finished = True
+            if (error := self._judge_exit(self._guard.returncode)) is not None:
+                self._fail(error)
+        elif event is Sign.GARBAGE:
+            if not self._steps:
+                self._fail(self._no_beat())
+            return self.hear(until_s)
+        return event
+
+    def answer(self, batch_size: int, wait_s: float = 0.0, calm_s: float = 0.0) -> None:
+        """Tell a command that has asked what to do."""
+        self.batch_size = batch_size or self.batch_size
+        with contextlib.suppress(OSError):  # the pipe is full: it reads none of its answers
+            os.write(self._answers, b"%d %.6f %.3f\n" % (batch_size, wait_s, calm_s))
+
+    def _fail(self, error: WorkloadError) -> NoReturn:
+        self._error = error
+        self.stop()
+        raise error
 
     def stop(self) -> None:
         """End the command and everything it started; returns when all are gone."""
@@ -198,12 +240,16 @@ class CommandRun:
                 os.killpg(self._guard.pid, signal.SIGKILL)
             self._guard.wait()
         self._listener.stop()
+        if self._answers >= 0:
+            os.close(self._answers)
+            self._answers = -1
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def __del__(self) -> None:
         # Closing the lifeline is enough: the guard does the rest.
-        if getattr(self, "_lifeline", -1) >= 0:
-            os.close(self._lifeline)
+        for end in (getattr(self, "_lifeline", -1), getattr(self, "_answers", -1)):
+            if end >= 0:
+                os.close(end)
 
     def _hung(self, limit_s: float) -> WorkloadError:
         if self._steps:
@@ -231,7 +277,7 @@ class CommandRun:
         if says_out_of_memory("\n".join(lines[-LINES_JUDGED:])) or (
             code == KILLED and kernel_oom_kills() > self._oom_kills
         ):
-            return does_not_fit(self._batch_size)
+            return does_not_fit(self.batch_size)
         how = f"was killed by signal {code - 128}" if code > 128 else f"ended with exit code {code}"
         if code < 0:
             how = f"lost its guard process to signal {-code}"
@@ -245,39 +291,62 @@ class CommandRun:
         return "Its last output:\n" + "\n".join(f"  {line}" for line in lines) if lines else "It printed nothing."
 
 
+def _open_pipe(path: Path) -> int:
+    os.mkfifo(path, 0o600)
+    return os.open(path, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
+
+
 @dataclass(frozen=True, slots=True)
 class StepLine:
-    """Steps are complete, at a time where the sender named one."""
+    """Steps are complete, at a time and of a batch size where the sender named them."""
 
     at_s: float | None = None
     steps: int = 1
+    batch_size: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Said:
+    """A line that is neither about steps nor a question."""
+
+    word: str  # "metric", "loss", "oom", "saved", "away" or "back"
+    value: float | None = None
 
 
 class Sign(Enum):
-    """What is heard of a job beside its steps and scores."""
+    """What is heard of a job beside its steps and what it says of them."""
 
-    OOM = "the batch size does not fit in memory"
+    ASK = "what next?"
     GARBAGE = "so many lines were not of the protocol that waiting for a beat makes no sense"
     EXITED = "the job and all it started are gone"
 
 
-def parse_line(raw: bytes) -> StepLine | float | Sign | None:
-    """What a line says, a number being a score, or ``None`` for one that is not of this protocol."""
+def parse_line(raw: bytes) -> StepLine | Said | Sign | None:
+    """What a line says, or ``None`` for one that is not of this protocol."""
     try:
         match raw.decode("ascii").split():
             case ["step"]:
                 return StepLine()
-            case ["step", at]:
-                return StepLine(_time_s(at))
-            case ["step", at, count] if 1 <= int(count) <= MOST_STEPS:
-                return StepLine(_time_s(at), int(count))
-            case ["metric", value]:
-                return _finite(value)
-            case ["oom"]:
-                return Sign.OOM
+            case ["step", at, *counts] if len(counts) <= 2:
+                numbers = [_count(word) for word in counts]
+                return StepLine(_time_s(at), *numbers)
+            case ["ask"]:
+                return Sign.ASK
+            case ["metric" | "loss" as word, value]:
+                return Said(word, float(value) if word == "loss" else _finite(value))
+            case ["oom" | "saved" as word, count]:
+                return Said(word, _count(count, least=int(word == "oom")))
+            case ["oom" | "saved" | "away" | "back" as word]:
+                return Said(word)
     except ValueError:
         pass
     return None
+
+
+def _count(word: str, least: int = 1) -> int:
+    if not least <= (value := int(word)) <= MOST:
+        raise ValueError(word)
+    return value
 
 
 def _time_s(word: str) -> float | None:
@@ -310,8 +379,8 @@ class Listener:
         self._beats, self._rest = beats, b""
         self._last_s = time.monotonic()
         self.garbage_lines, self.garbage_example = 0, ""  # lines that are not of the protocol, and the first of them
-        self.metrics: list[float] = []  # scores reported so far
-        self.events: queue.SimpleQueue[Beat | Sign] = queue.SimpleQueue()
+        self.metrics: deque[float] = deque(maxlen=MOST_HEARD)  # scores reported so far
+        self.events: queue.SimpleQueue[Beat | Said | Sign] = queue.SimpleQueue()
         self._output = b""
         self._give_up_s = math.inf
         self._thread = threading.Thread(target=self._listen, args=(output,), name="underwatt-beats", daemon=True)
@@ -333,8 +402,10 @@ class Listener:
             over = False
             while not over:
                 ready = [key.fd for key, _ in selector.select(timeout=0.2)]
-                if self._beats in ready:
+                if self._beats in ready and self.events.qsize() < MOST_HEARD:
                     self._read_beats()
+                elif self._beats in ready:
+                    time.sleep(0.01)
                 if output.fileno() in ready:
                     chunk = os.read(output.fileno(), CHUNK_BYTES)
                     self._output = (self._output + chunk)[-OUTPUT_KEPT_BYTES:]
@@ -354,14 +425,17 @@ class Listener:
         lines, self._rest = split_lines(self._rest + chunk)
         for raw in lines:
             line = parse_line(raw)
+            if isinstance(line, StepLine) and line.at_s is None and line.batch_size is None:
+                unstamped += line.steps  # all of one chunk arrived at one time: one beat
+                continue
+            if unstamped and line is not None:
+                self._beat(now_s, unstamped, now_s)
+                unstamped = 0
             if isinstance(line, StepLine):
-                if line.at_s is None:
-                    unstamped += line.steps  # all of one chunk arrived at one time: one beat
-                else:
-                    self._beat(line.at_s, line.steps, now_s)
-            elif isinstance(line, float):
-                self.metrics.append(line)
+                self._beat(now_s if line.at_s is None else line.at_s, line.steps, now_s, line.batch_size)
             elif line is not None:
+                if isinstance(line, Said) and line.word == "metric" and line.value is not None:
+                    self.metrics.append(line.value)
                 self.events.put(line)
             else:
                 self.garbage_lines += 1
@@ -371,8 +445,8 @@ class Listener:
         if garbage_before < HOPELESS_LINES <= self.garbage_lines:
             self.events.put(Sign.GARBAGE)
 
-    def _beat(self, at_s: float, steps: int, now_s: float) -> None:
+    def _beat(self, at_s: float, steps: int, now_s: float, batch_size: int | None = None) -> None:
         # A sender's time is believed only where it can be true: not before the last beat, not in the future.
         # In a container with a clock of its own it never is, and the time of arrival is as good.
         self._last_s = at_s if self._last_s <= at_s <= now_s else now_s
-        self.events.put(Beat(self._last_s, steps))
+        self.events.put(Beat(self._last_s, steps, batch_size))

@@ -51,10 +51,10 @@ def main(lifeline: int, grace_s: float, command: list[str]) -> int:
             break
         os.read(wake_read, 4096)
     end_all(grace_s, job)
-    pipe = Path(os.environ["UNDERWATT_BEATS"])
-    with contextlib.suppress(OSError):  # which nobody else removes where Underwatt was killed
-        pipe.unlink()
-        pipe.parent.rmdir()
+    with contextlib.suppress(OSError):  # pipes that nobody else removes where Underwatt was killed
+        for variable in ("UNDERWATT_BEATS", "UNDERWATT_ANSWERS"):
+            Path(os.environ[variable]).unlink()
+        Path(os.environ["UNDERWATT_BEATS"]).parent.rmdir()
     code = job.wait()
     return 128 - code if code < 0 else code
 

@@ -19,6 +19,7 @@ class Beat:
 
     at_s: float
     steps: int = 1
+    batch_size: int | None = None  # where an external job says it
 
 
 class StepRun(Protocol):
