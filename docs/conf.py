@@ -56,6 +56,7 @@ CONTENTS = """
 docs/first-training
 docs/python
 docs/running
+docs/commands
 docs/jetson
 docs/how-it-chooses
 docs/planning

@@ -280,11 +280,9 @@ def test_a_schedule_is_followed(capsys: pytest.CaptureFixture[str]) -> None:
         (["--budget", "3W", "-b", "8", "--", "python", "train.py", "{batch_size}"], 2, "cannot run on"),
         (["job.py:blobs", "--budget", "3W", "--lr", "0.1"], 2, "--lr would do nothing"),
         (["job.py:blobs", "--budget", "3W", "--lr-batch-size", "8"], 2, "--lr-batch-size would do nothing"),
-        (["--budget", "3W", "--limit", "9", "--target", "1", *COMMAND], 2, "--limit and --target would do nothing"),
         (["--budget", "3W", "--evaluate-every", "9", *COMMAND], 2, "--evaluate-every would do nothing"),
         (["--budget", "3W", "--lr", "0.1", *COMMAND], 2, "no {lr} in the command, so --lr would do nothing"),
         (["--budget", "3W", "--lr-batch-size", "8", *COMMAND], 2, "--lr-batch-size would do nothing"),
-        (["--budget", "3W", "--resume", "--", "python", "train.py", "{batch_size}"], 2, "cannot be resumed"),
     ],
 )
 def test_bad_input_is_one_sentence_and_nothing_is_lost(

@@ -21,7 +21,7 @@ from random import Random
 from board_matrix import BPMP, CPU, OVERRIDE, Manners
 
 CONTROL = ".kernel"
-CONTROLS = ("state", "faults", "lag", "heat", "load", "loader", "use_gpu", "nvpmodel", "jetson_clocks", "boot")
+CONTROLS = ("state", "drawn", "faults", "lag", "heat", "load", "loader", "use_gpu", "nvpmodel", "jetson_clocks", "boot")
 STATUS, CONF, RELEASE = "var/lib/nvpmodel/status", "etc/nvpmodel.conf", "etc/nv_tegra_release"
 _SENSOR = re.compile(r".*/(?:in_(?:power|current)\d_input|curr\d_input|power1_input)")
 _NO_CAP = (0, 2**31 - 1, -1)
@@ -80,6 +80,7 @@ class Kernel:
             self._add(path.relative_to(tree).as_posix(), path)
         for name in [
             "state",
+            "drawn",
             "faults",
             "lag",
             "heat",
@@ -114,6 +115,7 @@ class Kernel:
         self.load, self.started_s, self.oc3 = 0.3, self.now_s(), 0.0
         self._oc3_s = self.started_s
         self._loader, self._looked_s = b"", 0.0
+        self._drawn_s, self._drawn_to_s = 0.0, self.now_s()
         self.run_nvpmodel(self._active_mode())
 
     # The shape of the tree
@@ -187,14 +189,17 @@ class Kernel:
     def read(self, path: str) -> bytes:
         """The text of a file at this moment."""
         self.mode_of(path)
+        self._draw()
         self._let_limits_arrive()
+        if path == f"{CONTROL}/drawn":
+            return b"%.6f\n" % self._drawn_s
         if path == f"{CONTROL}/state":
             return json.dumps(self.state(), indent=1, sort_keys=True).encode() + b"\n"
         if _SENSOR.fullmatch(path):
             self._fault_now_and_then(errno.EAGAIN)
             noise = self.random.gauss(1.0, 0.01) if self._loader else 1.0
             self._look_for_loader()
-            return b"%d\n" % round(int(self.files[path]) * (0.6 + 1.6 * self.activity()) * noise)
+            return b"%d\n" % round(int(self.files[path]) * self._drawing() * noise)
         number = self._number(path)
         return self.files[path] if number is None else b"%d\n" % number
 
@@ -244,6 +249,16 @@ class Kernel:
         memory = self.emc_hz() / self.emc_max_hz if self.emc_max_hz else 0.0
         return (0.2 + 0.8 * self.load) * (0.25 * cpu + 0.55 * gpu + 0.2 * memory)
 
+    def _drawing(self) -> float:
+        """What the sensors read now, as a multiple of what stands in their files."""
+        return 0.6 + 1.6 * self.activity()
+
+    def _draw(self) -> None:
+        """Nothing has changed since the last time that anybody read or wrote: so much was drawn meanwhile."""
+        now_s = self.now_s()
+        self._drawn_s += self._drawing() * (now_s - self._drawn_to_s)
+        self._drawn_to_s = now_s
+
     def _look_for_loader(self) -> None:
         """Be under load while a process runs whose command line has the word in it that a test has named."""
         if self._loader and self.now_s() - self._looked_s > 0.02:
@@ -270,6 +285,7 @@ class Kernel:
     def write(self, path: str, data: bytes) -> None:
         """What the kernel does with one write; raises ``OSError`` where it refuses."""
         self.mode_of(path)
+        self._draw()
         self._let_limits_arrive()
         text = data.decode("latin-1").strip()
         if path.startswith(f"{CONTROL}/"):

@@ -60,6 +60,10 @@ class Mount:
         """What is behind the files."""
         return (self.root / CONTROL / "state").read_text()
 
+    def drawn(self) -> float:
+        """What was drawn since the boot: seconds of a sensor that reads what stands in its file, exact at any load."""
+        return float((self.root / CONTROL / "drawn").read_text())
+
     def settled(self, wait_s: float = 0.08) -> tuple[str, dict[str, bytes]]:
         """What is behind the files and what they read, when everything that was asked for has arrived."""
         time.sleep(wait_s)

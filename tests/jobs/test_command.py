@@ -323,8 +323,8 @@ def test_each_documented_line_is_understood(raw, line):
 
 @pytest.mark.parametrize(
     "raw",
-    b"|Step|steps|step nan|step inf 1|step 1 0|step 1 -3|step 1 1.5|step 1 2 0|step 1 2 3 4|metric|metric nan|oom now|oom 0|ask 3"
-    b"|saved -1|step 1 9999999999999999|\xff\xfe step|loss: 0.3".split(b"|"),
+    b"|Step|steps|step nan|step inf 1|step 1 0|step 1 -3|step 1 1.5|step 1 2 0|step 1 2 3 4|metric|metric nan"
+    b"|oom now|oom 0|ask 3|saved -1|step 1 9999999999999999|\xff\xfe step|loss: 0.3".split(b"|"),
 )
 def test_anything_else_is_not(raw):
     assert parse_line(raw) is None

@@ -24,10 +24,11 @@ from underwatt.device.base import HasStockModes, permitted_space
 from underwatt.errors import InputError, PredictError
 from underwatt.events import Noted
 from underwatt.jobs.command import Limits
+from underwatt.jobs.command_run import KEPT_NAME, run_command
 from underwatt.jobs.identity import job_info
 from underwatt.jobs.job import Job
 from underwatt.jobs.job_address import load_job
-from underwatt.jobs.runs import Run, RunOptions, RunResult, run_command, run_job
+from underwatt.jobs.runs import Run, RunOptions, RunResult, again, run_job, threads_note
 from underwatt.measure.measurement import MeasureOptions
 from underwatt.measure.series import expected_s, ordered_settings, run_profile, to_measure
 from underwatt.records import Profile
@@ -234,6 +235,8 @@ def run(
     _refuse_idle(options, words, is_job=is_job)
     with lookup.opened(options.store) as kept:
         if is_job:
+            from underwatt.jobs.training import device_of
+
             loaded = words if isinstance(words, Job) else load_job(words[0])
             if options.target is not None:
                 loaded = replace(loaded, target=options.target)
@@ -241,30 +244,33 @@ def run(
             sizes = lookup.as_batch_sizes(options.batch_sizes) or loaded.batch_sizes
             curve = lookup.curve_to(kept, info, loaded.target, listener)
         else:
-            workload, _ = lookup.job_workload(words, device, options.lr, options.lr_batch_size)
+            assert not isinstance(words, Job)
+            workload = lookup.command_workload(words, device, options.lr, options.lr_batch_size)
             info, sizes = workload.info, lookup.some_batch_sizes(options.batch_sizes)
-            curve = lookup.stored_curve(kept, info, listener)
+            aim = options.target
+            curve = lookup.curve_to(kept, info, aim, listener) if aim else lookup.stored_curve(kept, info, listener)
         folder = options.folder_for(info.name)
         references = lookup.load_references(
             kept, options.references, kept.profile(kept.profile_id(device.info, info), telling=True)
         )
         made = Run(options, device, live, folder, kept, sizes, curve, references, listener, watch)
-        return _run_job(made, loaded, info.name, listener) if is_job else run_command(made, workload)
-
-
-def _run_job(made: Run, job: Job, name: str, listener: Listener) -> RunResult:
-    from underwatt.jobs import checkpoint
-
-    simulated = " Time and watts are simulated; the training is real." if made.device.info.simulated else ""
-    what = f"{name} on {made.device.info.name}, budget {made.live}, target {job.target:g}."
-    listener(Noted(level="info", text=f"{what}{simulated} Folder: {made.folder}"))
-    try:
-        return run_job(made, job)
-    except (KeyboardInterrupt, SystemExit):
-        if checkpoint.exists(made.folder):
-            text = f"Stopped; the device is as it was. Go on with: underwatt run … --out {made.folder} --resume"
-            listener(Noted(level="info", text=text))
-        raise
+        what = f"{info.name} on {device.info.name}, budget {live}{f', target {loaded.target:g}' if is_job else ''}."
+        simulated = " Time and watts are simulated; the training is real." if device.info.simulated else ""
+        listener(Noted(level="info", text=f"{what}{simulated} Folder: {folder}"))
+        try:
+            if not is_job:
+                return run_command(made, workload)
+            if (note := threads_note()) and device_of(loaded).type == "cpu":
+                listener(Noted(level="info", text=note))
+            return run_job(made, loaded)
+        except (KeyboardInterrupt, SystemExit):
+            if any(folder.glob("checkpoint*.pt")) or (folder / KEPT_NAME).exists():
+                line = f"run(job, folder={str(folder)!r}, resume=True, …)"
+                if not isinstance(words, Job):
+                    line = again(options, words, folder)
+                text = f"Stopped; the device is as it was. Go on with: {line}"
+                listener(Noted(level="info", text=text))
+            raise
 
 
 def _refuse_idle(options: RunOptions, words: Any, *, is_job: bool) -> None:
@@ -275,12 +281,10 @@ def _refuse_idle(options: RunOptions, words: Any, *, is_job: bool) -> None:
         idle = {"A job knows its own learning rate": rate}
         if options.evaluate_every:
             idle["--evaluate-every says when to test"] = {"--test-share": options.test_share}
-    elif options.resume:
-        raise InputError("A command cannot be resumed from here.", hint="It must keep its own checkpoints.")
     else:
-        tests: dict[str, Any] = {"--evaluate-every": options.evaluate_every, "--limit": options.limit_samples}
+        tests: dict[str, Any] = {"--evaluate-every": options.evaluate_every}
         tests["--test-share"] = options.test_share is not None
-        idle = {"A command tests itself and runs to its own end": tests | {"--target": options.target is not None}}
+        idle = {"A command tests itself": tests}
         if options.lr is None:
             idle["No --lr is given"] = rate
         elif not any("{lr}" in word for word in words):

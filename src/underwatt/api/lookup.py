@@ -17,7 +17,7 @@ from underwatt.device.session import Session
 from underwatt.device.space import ModeSpace
 from underwatt.errors import InputError, UnderwattError
 from underwatt.events import Noted
-from underwatt.jobs.command import DEFAULT_LIMITS, CommandRate, Limits
+from underwatt.jobs.command import DEFAULT_LIMITS, CommandRate, CommandWorkload, Limits
 from underwatt.jobs.runs import LOG_NAME, RUNS
 from underwatt.jobs.workloads import choose_workload
 from underwatt.measure.series import grid_modes, in_order, modes_from_file
@@ -86,6 +86,15 @@ def job_workload(
     """The job as a device runs it, and its batch sizes; a command has none."""
     rate = CommandRate(lr) if lr_batch_size is None else CommandRate(lr, lr_batch_size)
     return choose_workload([job] if isinstance(job, str) else job, device, rate=rate, limits=limits)
+
+
+def command_workload(
+    words: Sequence[str], device: Device, lr: float | None, lr_batch_size: int | None
+) -> CommandWorkload:
+    """The command that words name."""
+    workload, _ = job_workload(words, device, lr, lr_batch_size)
+    assert isinstance(workload, CommandWorkload), "the words of a job are an address"
+    return workload
 
 
 def some_batch_sizes(given: str | Sequence[int], suggested: Sequence[int] = ()) -> tuple[int, ...]:

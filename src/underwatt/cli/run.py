@@ -156,8 +156,7 @@ def run(
     if as_json:
         record = to_json(ended)
         kept_in = {"folder": record.pop("folder"), "verdict": verdict.judgement.value}
-        is_job = len(job) == 1 and ":" in job[0]
-        common.say_json({**record, **kept_in} if is_job else {"steps": ended.steps, **kept_in}, None)
+        common.say_json({**record, **kept_in}, None)
         raise Exit(exit_code(ended.outcome, verdict))
     # In the words and with the figures of the report.
     from underwatt.reports.run_figures import happened

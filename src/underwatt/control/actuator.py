@@ -58,6 +58,7 @@ class Actuator:
         self._options = options or ControlOptions()
         self._clock = session.device.clock
         self._now_s = self._clock.now_s
+        self.sleep = self._clock.sleep  # how pauses are waited for: a command waits in a process of its own
         now_s = self._begun_here_s = self._now_s()
         self._begun_s = now_s if begun_s is None else begun_s
         self._most_j = math.inf if live.budget.energy_j is None else live.budget.energy_j

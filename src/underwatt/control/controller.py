@@ -114,7 +114,7 @@ class Controller(Actuator):
 
     def _pause(self, seconds: float) -> None:
         begin_s = self._now_s()
-        self._clock.sleep(seconds)
+        self.sleep(seconds)
         end_s = self._now_s()
         self.state = replace(self.state, last_pause_s=end_s)
         if self._other_from_s is None:

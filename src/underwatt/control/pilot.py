@@ -77,8 +77,7 @@ class Pilot:
             )
         self.device = device
         self.workload = workload
-        self._steps = self._samples = 0
-        self._share = 0.0
+        self._steps, self._samples, self._heard_steps, self._share = 0, 0, 0, 0.0
         self.target: float | None = None
         self.score: float | None = None  # of the last test
         self._live, self._convergence, self._cost, self._known = live, convergence, cost, tuple(known)
@@ -99,7 +98,7 @@ class Pilot:
         self.losses = Losses()  # as they were looked at
         self._idle_w = idle_w  # as it was measured before
         self._verdict: Verdict | None = None  # of an earlier part of the same training
-        self._can_pause, self._set_modes = can_pause, set_modes
+        self.can_pause, self._set_modes = can_pause, set_modes  # the first of a command that asks once it has asked
         self._publisher = Publisher(log, saver, listener, inbox)
         if inbox is not None:
             live.inbox = inbox
@@ -124,9 +123,9 @@ class Pilot:
         sampling = stack.enter_context(contextlib.ExitStack())  # ends last: a sensor that hangs holds up no restoring
         self._session = stack.enter_context(self._session)
         # Also where no mean watts are bounded yet: somebody may ask for some while the run goes on.
-        if self._idle_w is None and self._can_pause:
+        if self._idle_w is None:
             self._idle_w = measure_idle(self.device)
-        if self._idle_w is not None and self._live.power_w(self._elapsed_s) < self._idle_w:
+        if self.can_pause and self._live.power_w(self._elapsed_s) < self._idle_w:
             self._check_lowest()
         self._begun_s = self.device.clock.now_s() - self._elapsed_s
         self.meter.listen(lambda read: self._fast.heard(read.at_s, read.power_w, self._live.has_news()))
@@ -155,7 +154,7 @@ class Pilot:
             options=self._options,
             tell=self._tell,
             begun_s=self._begun_s,
-            can_pause=self._can_pause,
+            can_pause=self.can_pause,
             waiting=self._say_progress_if_late,
             judge=before.judge if before else LiveJudge(self.meter, self._begun_s, self._verdict),
         )
@@ -258,10 +257,9 @@ class Pilot:
         self._controller.progressed(self.share)
         self._controller.begin()
 
-    def begins_anew(self) -> None:
-        """What was trained so far does not count."""
-        self._fast.steps = self._steps = self._samples = 0
-        self._share = 0.0
+    def begins_anew(self, samples: int = 0, steps: int = 0, share: float = 0.0) -> None:
+        """What was trained so far does not count, but for this."""
+        self._fast.steps, self._steps, self._samples, self._share = 0, steps, samples, share
 
     def simulate(self, batch_size: int) -> None:
         """Let a step pass on a simulated device, before it is trained; it may run out of memory as a real one."""
@@ -290,10 +288,15 @@ class Pilot:
         self._count(batch_size, 1)
         self._look(batch_size)
 
-    def heard(self, batch_size: int, steps: int, at_s: float) -> None:
-        """So many steps had ended at a moment, as somebody else says; they cannot be waited for."""
+    def heard(self, batch_size: int, steps: int, at_s: float, loss: float | None = None) -> None:
+        """So many steps had ended at a moment, as somebody else says; ``look`` when they can be waited for."""
         self.meter.beat_at(at_s, steps)
         self._count(batch_size, steps)
+        self._loss, self._heard_steps = loss, self._heard_steps + steps
+
+    def look(self, batch_size: int) -> None:
+        """Decide, and wait, after steps that somebody else has told of, the last of this batch size."""
+        self._fast.steps, self._heard_steps = max(self._heard_steps - 1, 0), 0
         self._look(batch_size)
 
     def _count(self, batch_size: int, steps: int) -> None:
@@ -358,7 +361,7 @@ class Pilot:
         finally:  # after an error without waiting
             controller.other_ends()
 
-    def scored(self, value: float, target: float, took_s: float) -> None:
+    def scored(self, value: float, target: float | None, took_s: float | None = None) -> None:
         """The model was tested, which took so long, pauses included."""
         self.score = value
         self._tell(Scored(samples=self.samples, value=value, target=target, took_s=took_s))

@@ -200,22 +200,23 @@ class CommandRun:
             self._fail(self._hung(limit_s))
         if isinstance(event, Beat):
             self._steps += event.steps
-            if self._must_ask:
-                self._fail(
-                    JobError("The command neither asks for a batch size nor has a place for it.", hint=PLACE_HINT)
-                )
-        elif event is Sign.ASK:
+        if (error := self._judge(event)) is not None:
+            self._fail(error)
+        return self.hear(until_s) if event is Sign.GARBAGE else event
+
+    def _judge(self, event: Beat | Said | Sign | None) -> WorkloadError | None:
+        """What is wrong with a command that says this."""
+        if event is Sign.ASK:
             self._must_ask = False
+        elif isinstance(event, Beat) and self._must_ask:
+            return JobError("The command neither asks for a batch size nor has a place for it.", hint=PLACE_HINT)
         elif event is Sign.EXITED:
             self.stop()
             self._finished = True
-            if (error := self._judge_exit(self._guard.returncode)) is not None:
-                self._fail(error)
-        elif event is Sign.GARBAGE:
-            if not self._steps:
-                self._fail(self._no_beat())
-            return self.hear(until_s)
-        return event
+            return self._judge_exit(self._guard.returncode)
+        elif event is Sign.GARBAGE and not self._steps:
+            return self._no_beat()
+        return None
 
     def answer(self, batch_size: int, wait_s: float = 0.0, calm_s: float = 0.0) -> None:
         """Tell a command that has asked what to do."""

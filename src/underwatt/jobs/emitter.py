@@ -27,7 +27,7 @@ import typing
 
 FLUSH_S = 0.05  # steps quicker than this travel together, each with its own time
 MOST_WAITING = 60  # so that one write stays under 4096 bytes, which Linux writes wholly or not at all
-ANSWER_S = 2.0  # an answer is waited for so long; after one that did not come, none is until one does
+ANSWER_S = 10.0  # an answer is waited for so long; after one that did not come, none is until one does
 LONGEST_S = 1.0  # a longer wait is asked about again in between
 _waiting: "list[tuple[float, int, int]]" = []
 _flushed_s, _pid, _fd, _answers = 0.0, 0, -1, -1
@@ -60,7 +60,7 @@ def ask(size: int = 0) -> int:
         if answer is None:
             break
         wait_s, calm_s = answer
-        if wait_s <= 0 or _size == 0:
+        if not wait_s > 0 or _size == 0:
             _calm_until_s = time.monotonic() + calm_s
             break
         time.sleep(min(wait_s, LONGEST_S))

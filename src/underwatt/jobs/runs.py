@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import math
+import os
 import re
+import shlex
 import time
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from underwatt.budget import whole_budget
 from underwatt.control.pilot import Pilot
-from underwatt.control.state import Phase
 from underwatt.device.base import SimulatesLoad
-from underwatt.errors import InputError, OutOfMemoryError, StepError
+from underwatt.errors import InputError
 from underwatt.events import BudgetChanged, Ended, Noted, Progressed
 from underwatt.runlog.inbox import Inbox, claimed_folder, register_run
 from underwatt.runlog.log import RunLog, read_log
@@ -29,8 +30,8 @@ if TYPE_CHECKING:
     from underwatt.device.base import Device
     from underwatt.events import Event
     from underwatt.jobs.checkpoint import Progress
+    from underwatt.jobs.command_run import Kept
     from underwatt.jobs.job import Job
-    from underwatt.measure.workload import Workload
     from underwatt.records import Profile, WorkloadInfo
     from underwatt.runlog.run_record import RunRecord, Verdict
     from underwatt.store.store import Store
@@ -96,6 +97,41 @@ class RunOptions:
             raise InputError(f"There is a run in {folder} already.", hint="Add --resume, or name another folder.")
 
 
+_FLAGS = {"set_modes": "no-modes", "limit_samples": "limit", "references": "reference"}
+
+
+def again(options: RunOptions, words: Sequence[str], folder: Path) -> str:
+    """The command line that goes on with a run, as it can be pasted."""
+    line = ["underwatt", "run"]
+    for one in fields(options):
+        value, flag = getattr(options, one.name), f"--{_FLAGS.get(one.name, one.name).replace('_', '-')}"
+        if one.name in ("folder", "resume") or value == one.default:
+            continue
+        if one.name == "device":
+            value = getattr(getattr(value, "info", None), "address", value)
+        if value is False:
+            line.append(flag)
+        elif one.name == "references":
+            line += [word for name in value if isinstance(name, str) for word in (flag, name)]
+        elif one.name == "batch_sizes" and not isinstance(value, str):
+            line += [flag, ",".join(map(str, value))]
+        elif isinstance(value, (int, float)):
+            line += [flag, f"{value:.12g}{'W' * (one.name == 'budget')}"]
+        else:
+            line += [flag, str(getattr(value, "path", value))]
+    line += ["--out", str(folder), "--resume"]
+    return shlex.join([*line, *words] if len(words) == 1 else [*line, "--", *words])
+
+
+def threads_note() -> str | None:
+    """What helps a training on the CPU where others keep its cores busy: several threads then wait for each other."""
+    load, cores = os.getloadavg()[0], os.cpu_count() or 1
+    if load < cores or "OMP_NUM_THREADS" in os.environ:
+        return None
+    busy = f"This machine is busy ({load:.1f} processes for {cores} cores)"
+    return f"{busy}: with OMP_NUM_THREADS=1 in its environment a training on the CPU may be several times faster."
+
+
 def _new_folder(name: str) -> Path:
     stem = f"{_plain(name)}-{time.strftime('%Y%m%d-%H%M%S')}"
     names = (stem, *(f"{stem}-{number}" for number in range(2, 100)))
@@ -103,7 +139,8 @@ def _new_folder(name: str) -> Path:
 
 
 def _newest_folder(name: str) -> Path:
-    found = [path for path in RUNS.glob("*/checkpoint*.pt") if _STAMP.sub("", path.parent.name) == _plain(name)]
+    kept = (path for pattern in ("checkpoint*.pt", "command.json") for path in RUNS.glob(f"*/{pattern}"))
+    found = [path for path in kept if _STAMP.sub("", path.parent.name) == _plain(name)]
     if not found:
         raise InputError(f"There is no run of {name} to go on with.", hint="Name its folder with --out.")
     return max(found, key=lambda path: path.stat().st_mtime).parent
@@ -229,7 +266,7 @@ def run_job(run: Run, job: Job) -> RunResult:
             pilot.score = progress.score
         with pilot:
             if progress is not None:
-                pilot.note("info", _going_on(training.samples, run.live, taken.elapsed_s, taken.posted))
+                pilot.note("info", going_on(training.samples, run.live, taken.elapsed_s, taken.posted))
             for text in filter(None, (damage, taken.warning, left_out)):
                 pilot.note("warning", text)
             effort = Effort(every, run.options.limit_samples or math.inf)
@@ -255,7 +292,7 @@ class SoFar:
     warning: str | None = None  # where its log is damaged
 
 
-def taken_so_far(log: Path, progress: Progress) -> SoFar:
+def taken_so_far(log: Path, progress: Progress | Kept) -> SoFar:
     """Also since the last checkpoint: what was lost was drawn all the same."""
     try:
         record = read_log(log)
@@ -272,82 +309,10 @@ def taken_so_far(log: Path, progress: Progress) -> SoFar:
     return SoFar(elapsed_s, energy_j, record.said, posted, record.warning)
 
 
-def _going_on(samples: int, live: LiveBudget, elapsed_s: float, posted: BudgetChanged | None) -> str:
+def going_on(samples: int, live: LiveBudget, elapsed_s: float, posted: BudgetChanged | None) -> str:
+    """What is said of a run that is gone on with."""
     text = f"Going on at {samples:,} samples, with a budget of {live}."
     meant = (live.power_w(elapsed_s), live.budget.watts.value, live.budget.window_s)
     if posted is None or (posted.power_w, posted.watts, posted.window_s) == meant:
         return text
     return f"{text} The {posted.power_w:g} W that it had been given on its way hold no more."
-
-
-# A foreign command under a budget: its batch size is searched for, then it runs to its own end.
-#
-# Nobody can pause a command from outside or change its batch size under way. So it is started anew for each batch size
-# that the search asks for, with all that it draws logged and counted, and at last for good.
-
-SEARCHED_S = 2.0  # a search that rests for so long, after a change of the budget say, is over
-MOST_STARTS = 6  # at one batch size, of a command that is over before it is measured
-
-
-def run_command(run: Run, workload: Workload) -> RunResult:
-    """Run a command to its own end, or until the joules are spent."""
-    with contextlib.ExitStack() as stack:
-        run.claim_folder(stack)
-        pilot = run.pilot(stack, workload.info, can_pause=False)
-        with pilot:
-            command = _Command(run, pilot, workload)
-            if command.search():
-                batch_size = pilot.batch_size
-                pilot.offer((batch_size,))
-                pilot.note("info", f"The search is over; the command runs at batch size {batch_size}.")
-                command.run(batch_size, lambda: pilot.energy_left_j <= 0)
-            if pilot.energy_left_j <= 0:
-                pilot.outcome = "energy spent"
-            took = pilot.elapsed_s, pilot.energy_j
-            return RunResult(pilot.outcome, None, pilot.samples, pilot.steps, *took, run.folder)
-
-
-class _Command:
-    def __init__(self, run: Run, pilot: Pilot, workload: Workload) -> None:
-        self._run, self._pilot, self._workload = run, pilot, workload
-        self._searched_s = pilot.elapsed_s - SEARCHED_S  # since when nothing is searched for
-
-    def search(self) -> bool:
-        """Start the command at one batch size after the other; whether there are joules left then."""
-        pilot, starts, before = self._pilot, 0, 0
-        while self._goes_on():
-            size = pilot.batch_size
-            starts, before = (starts + 1 if size == before else 1), size
-            if starts > MOST_STARTS:
-                raise StepError(
-                    f"The command has ended {MOST_STARTS} times at batch size {size} before it could be measured.",
-                    hint="Give it more to do, or measure it beforehand with `underwatt profile`.",
-                )
-            try:
-                self.run(size, lambda size=size: size != pilot.batch_size or not self._goes_on())  # type: ignore[misc]
-            except OutOfMemoryError:
-                pilot.out_of_memory(size)
-        pilot.begins_anew()  # what was trained so far is thrown away
-        return pilot.energy_left_j > 0
-
-    def run(self, batch_size: int, is_over: Callable[[], bool]) -> None:
-        """Start the command and follow its steps, until it or somebody else says that it is over."""
-        pilot = self._pilot
-        with contextlib.ExitStack() as stack:
-            with pilot.elsewhere("starting"):  # what it does before its first step belongs to none
-                steps = self._workload.start(batch_size)
-                stack.callback(steps.stop)
-                beat = steps.step()
-            while beat is not None:
-                pilot.heard(batch_size, beat.steps, beat.at_s)
-                self._run.watch(pilot)
-                if is_over():
-                    return
-                beat = steps.step()
-
-    def _goes_on(self) -> bool:
-        """Whether there is something to search for, and joules to do it."""
-        now_s = self._pilot.elapsed_s
-        if self._pilot.controller.phase is Phase.SEARCHING:
-            self._searched_s = now_s
-        return now_s < self._searched_s + SEARCHED_S and self._pilot.energy_left_j > 0
