@@ -33,6 +33,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 import _faults_device
 import _faults_files
+import _faults_helper
 import _faults_loop
 import _faults_processes
 import _faults_training
@@ -43,7 +44,7 @@ from underwatt.device.journal import STATE_VARIABLE
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection
 
-PARTS = (_faults_device, _faults_training, _faults_loop, _faults_files, _faults_processes)
+PARTS = (_faults_device, _faults_training, _faults_loop, _faults_files, _faults_processes, _faults_helper)
 FAULTS = [fault for part in PARTS for fault in part.faults.all]
 COLUMNS = tuple(Column(name) for name in ("fault", "tried", "restored", "said", "lost"))
 LONGEST_S = 60.0  # that a try may take
