@@ -44,7 +44,7 @@ from torch import nn
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "examples"))
 
-from underwatt.rivals.choices import Table, by_clock_alone, largest_batch
+from underwatt.rivals.compare import Table, by_clock_alone, largest_batch
 
 from _table import Column, add_output, as_table, told, write
 from data import digits, grammar_text, text_windows
