@@ -1,10 +1,11 @@
-"""Cases ``command`` and ``command-job`` of ``hold.py``: real processes and real time, on a Nano's files as a kernel has them.
+"""Cases ``command`` and ``command-job`` of ``hold.py``: real processes, real time, a Nano's files as a kernel has them.
 
-The board is the mount of ``tests/helpers/kernel_mount.py`` (JetPack 4). Its watts are simulated: they follow the clocks and
-cores that are set on it, and whether a step is under way, which the script itself says through the mount for as long as a
-step lasts. A step computes nothing: it sleeps as long as such a step would take at the GPU's clock as it is read when it
-begins. What is real: ``underwatt run`` as a user starts it, the script under Python 3.6 or 3.8 with ``underwatt_beat.py``,
-their pipes, clocks set and put back through the files, ``underwatt budget``, ``kill -9``, and ``--resume``.
+The board is the mount of ``tests/helpers/kernel_mount.py`` (JetPack 4). Its watts are simulated: they follow the clocks
+and cores that are set on it, and whether a step is under way, which the script itself says through the mount for as
+long as a step lasts. A step computes nothing: it sleeps as long as such a step would take at the GPU's clock as it is
+read when it begins. What is real: ``underwatt run`` as a user starts it, the script under Python 3.6 or 3.8 with
+``underwatt_beat.py``, their pipes, clocks set and put back through the files, ``underwatt budget``, ``kill -9``, and
+``--resume``.
 
 command       the script runs as a command. Batch sizes above 64 do not fit. Underwatt is killed in the middle of the
               second level and the run is resumed; what is judged leaves out the time in between

@@ -2,9 +2,9 @@
 
     python benchmarks/command_cost.py [--python PATH,…] [--steps N] [--json OUT] [--keep]
 
-Real: the script in a process of its own with ``underwatt_beat.py``, the pipes, and the whole of ``underwatt run``'s parent
-(pilot, meter, log). Made up: the device (``ConstantLoad``), which always reads the same watts. Each step is followed by 2 ms
-of sleep, as a script that waits for a GPU does.
+Real: the script in a process of its own with ``underwatt_beat.py``, the pipes, and the whole of ``underwatt run``'s
+parent (pilot, meter, log). Made up: the device (``ConstantLoad``), which always reads the same watts. Each step is
+followed by 2 ms of sleep, as a script that waits for a GPU does.
 
 asked_cpu_us     time of the script's own process in ``step`` and ``ask``, where the question is sent and answered
 asked_wall_us    from before ``step`` to the answer: the round trip

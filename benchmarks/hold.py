@@ -16,6 +16,7 @@ live-below        posted too: less than the board draws however it waits, and up
 peak              three levels of peak watts, which bound every reading
 search-disturbed  another process takes a third of the budget for a minute while the first settings are measured, and
                   again while those of a second level are
+command, command-job   on a mounted Nano in real time, only where they are named: see ``_hold_command.py``
 
 In steps and solar the room warms up by 15 °C after a third of the time (in peak too), and another process draws 0.8 W
 and takes a tenth of the speed for a while.
@@ -67,6 +68,7 @@ from torch import nn
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
+import _hold_command
 from _hold_judge import Drawn, faults, is_held, judge, report, shares_over
 from _hold_truth import Truth
 from _table import Column, add_output, as_table, told, write
@@ -379,6 +381,8 @@ def _nothing() -> dict[str, Any]:
 
 
 def one(board: str, kind: str, seed: int, verbose: bool = False) -> dict[str, Any]:
+    if kind in _hold_command.CASES:
+        return _hold_command.run_case(kind, seed)
     with tempfile.TemporaryDirectory(prefix="hold-") as folder:
         run = Run(make_case(board, kind, seed), Path(folder), verbose=verbose)
         run.train()
@@ -413,11 +417,15 @@ def main(given: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add_output(parser)
     parser.add_argument("--boards", type=_choice(BOARDS), default=BOARDS, help=f"of {', '.join(BOARDS)}; all")
-    parser.add_argument("--cases", type=_choice(CASES), default=CASES, help=f"of {', '.join(CASES)}; all")
+    parser.add_argument(
+        "--cases", type=_choice((*CASES, *_hold_command.CASES)), default=CASES, help=f"of {', '.join(CASES)}; all"
+    )
     parser.add_argument("--seeds", type=_seeds, default=_seeds("0-5"), help="such as 0-5, the default, or 3,4")
     parser.add_argument("--jobs", type=int, default=2, help="so many runs at a time")
     parser.add_argument("--verbose", action="store_true", help="tell every event of a run")
     options = parser.parse_args(given)
+    if set(options.cases) & set(_hold_command.CASES) and (why := _hold_command.why_not()):
+        parser.error(f"the cases of commands cannot be run: {why}")
     todo = [(b, c, s, options.verbose) for b in options.boards for c in options.cases for s in options.seeds]
     rows = []
     with contextlib.ExitStack() as stack:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from test_run_command import SteadyFake
+from steady_fake import SteadyFake
 from train_world import log_in
 
 from underwatt.budget import Budget

@@ -3,63 +3,27 @@
 from __future__ import annotations
 
 import math
-import random
 import sys
 from collections.abc import Callable
 from itertools import groupby
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
+from steady_fake import SteadyFake
 from train_world import log_in
 
 from underwatt.budget import Budget, parse_budget
 from underwatt.control.live_budget import LiveBudget
 from underwatt.control.pilot import Pilot
-from underwatt.device.space import ModeSpace
-from underwatt.device.timing import SystemClock
 from underwatt.errors import BudgetError, StepError
 from underwatt.events import BudgetChanged, Measured, Noted, Planned, Progressed
 from underwatt.jobs.command import CommandWorkload, Limits
 from underwatt.jobs.command_run import run_command
 from underwatt.jobs.runs import Run, RunOptions
-from underwatt.records import Capability, DeviceInfo, DeviceState, Measurement, PowerMode, PowerSample, Setting
+from underwatt.records import Measurement, PowerMode, Setting
 from underwatt.runlog.inbox import post_budget, running_runs
 from underwatt.store.store import Store
-
-
-class SteadyFake:
-    """A fake device in real time: no knobs, and always about the same power (exactly the same is a stuck sensor's)."""
-
-    def __init__(self, power_w: float = 5.0) -> None:
-        self.info = DeviceInfo("fake", "Steady fake", "steady-fake", "fake:steady", in_process=True)
-        self.clock = SystemClock()
-        self.space = ModeSpace(())
-        self._power_w = power_w
-        self._scatter = random.Random(0)
-
-    def capabilities(self) -> tuple[Capability, ...]:
-        return ()
-
-    def read_power(self) -> PowerSample:
-        return PowerSample(self.clock.now_s(), self._power_w * self._scatter.uniform(0.999, 1.001))
-
-    def read_state(self) -> DeviceState:
-        return DeviceState(PowerMode())
-
-    def apply(self, mode: PowerMode) -> None:
-        assert not mode.knobs()
-
-    def snapshot(self, mode: PowerMode | None = None) -> dict[str, str]:
-        del mode
-        return {}
-
-    def restore(self, snapshot: Any) -> None:
-        assert not snapshot
-
-    def close(self) -> None:
-        pass
 
 
 def command(script: str, *more: str) -> CommandWorkload:

@@ -193,6 +193,8 @@ class _Command:
                     self._run.watch(pilot)
                 elif isinstance(said, Said):
                     self._hear(said, batch_size)
+                    if not self._is_final:
+                        continue
                 final = self._is_final
                 if pilot.energy_left_j <= 0 or (not final and (pilot.batch_size != batch_size or not self._goes_on())):
                     return True
@@ -286,7 +288,7 @@ class _Partner:
             while self._later:
                 self._take_late(self._later.popleft())
         finally:
-            self._away.close()
+            self._away.__exit__(_Over, _Over(), None)  # as after an error: nobody is there who could wait
             self._pilot.controller.sleep = self._pilot.device.clock.sleep
         if self._pilot.outcome not in STOPPED and (outcome := self._outcome()):
             self._pilot.outcome = outcome
