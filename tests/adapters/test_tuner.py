@@ -17,12 +17,12 @@ from real_time import RealTime
 from run_world import NET, SIZES, Hurt, Numbers, found_mode, log_of, train, tuned, virtual
 from torch.optim.lr_scheduler import ExponentialLR, LambdaLR, OneCycleLR
 
-from underwatt.adapters.follow import RateFollower
 from underwatt.adapters.tuner import Tuner
 from underwatt.control.state import ControlOptions
 from underwatt.errors import InputError
 from underwatt.events import Measured, Progressed
 from underwatt.jobs.job import usual_rule
+from underwatt.jobs.rates import RateFollower
 from underwatt.runlog.inbox import running_runs
 from underwatt.store.store import Store
 

@@ -21,7 +21,7 @@ def make(**fields):
 
 def test_only_model_data_and_target_are_needed():
     job = make()
-    assert isinstance(job.make_optimizer(job.model.parameters(), 0.1), torch.optim.AdamW)
+    assert isinstance(job.make_optimizer(job.model, 0.1), torch.optim.AdamW)
     assert job.batch_sizes == (4, 8, 16, 32, 64, 128)
 
 

@@ -14,12 +14,13 @@ from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from underwatt.adapters.follow import LoaderFollower, RateFollower, ScheduleFollower, why_fixed
+from underwatt.adapters.follow import LoaderFollower, why_fixed
 from underwatt.adapters.tuner import one_budget, tune
 from underwatt.device.signals import uninterrupted
 from underwatt.errors import InputError, StepError
 from underwatt.jobs._torch import torch
 from underwatt.jobs.data import fillable
+from underwatt.jobs.rates import RateFollower, ScheduleFollower
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

@@ -17,7 +17,6 @@ import traceback
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from underwatt.adapters.follow import RateFollower, ScheduleFollower
 from underwatt.budget import Budget
 from underwatt.control.live_budget import LiveBudget
 from underwatt.control.pilot import Pilot
@@ -31,6 +30,7 @@ from underwatt.jobs._torch import torch
 from underwatt.jobs.data import PassBatches, fillable, open_batches
 from underwatt.jobs.faults import half_updated, ran_out_of_memory, watch_updates
 from underwatt.jobs.identity import loop_info
+from underwatt.jobs.rates import RateFollower, ScheduleFollower
 from underwatt.jobs.training import Completion, LatestLoss
 from underwatt.runlog.inbox import Inbox, claimed_folder, register_run
 from underwatt.runlog.log import RunLog

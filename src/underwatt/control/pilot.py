@@ -358,7 +358,7 @@ class Pilot:
         finally:  # after an error without waiting
             controller.other_ends()
 
-    def scored(self, value: float, target: float, took_s: float) -> None:
+    def scored(self, value: float, target: float | None, took_s: float) -> None:
         """The model was tested, which took so long, pauses included."""
         self.score = value
         self._tell(Scored(samples=self.samples, value=value, target=target, took_s=took_s))

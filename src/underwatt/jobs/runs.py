@@ -15,7 +15,7 @@ from underwatt.control.pilot import Pilot
 from underwatt.control.state import Phase
 from underwatt.device.base import SimulatesLoad
 from underwatt.errors import InputError, OutOfMemoryError, StepError
-from underwatt.events import BudgetChanged, Ended, Noted, Progressed
+from underwatt.events import BudgetChanged, Ended, Noted, Progressed, Scored
 from underwatt.runlog.inbox import Inbox, claimed_folder, register_run
 from underwatt.runlog.log import RunLog, read_log
 from underwatt.store.store import Saver
@@ -118,8 +118,8 @@ def _plain(name: str) -> str:
 class RunResult:
     """How a run ended, and what it took.
 
-    ``outcome`` is ``reached``, ``limit``, ``energy spent``, ``diverged`` where the loss or the weights were no finite
-    numbers any more, or ``finished`` for a command that came to its own end.
+    ``outcome`` is ``reached``, ``limit``, ``plateau``, ``energy spent``, ``diverged`` where loss or weights were no finite
+    numbers any more, or ``finished`` for what came to its own end: a command, or a job without a target.
     """
 
     outcome: str
@@ -129,6 +129,26 @@ class RunResult:
     elapsed_s: float
     energy_j: float
     folder: Path | None = None
+    best_score: float | None = None  # of the model in ``model``
+
+    @property
+    def model(self) -> Path | None:
+        """The weights that scored best: ``model.load_state_dict(torch.load(result.model))``."""
+        return self._file("model.pt")
+
+    @property
+    def last_model(self) -> Path | None:
+        """The weights as they were at the end."""
+        return self._file("last.pt")
+
+    def _file(self, name: str) -> Path | None:
+        path = None if self.folder is None else self.folder / name
+        return path if path is not None and path.is_file() else None
+
+    @property
+    def scores(self) -> tuple[Scored, ...]:
+        """Every test of the model, the earlier parts of a run that was resumed included."""
+        return self.record().of(Scored)
 
     def record(self) -> RunRecord:
         """All that its log holds."""
@@ -217,7 +237,7 @@ def run_job(run: Run, job: Job) -> RunResult:
         if state is not None:
             training.restore(state)
         pilot = replace(run, batch_sizes=sizes).pilot(stack, workload, cost=cost, elapsed_s=taken.elapsed_s)
-        pilot.target = job.target
+        pilot.target = job.target if job.has_target else None
         if progress is not None:
             pilot.continues(
                 samples=training.samples,
@@ -232,7 +252,7 @@ def run_job(run: Run, job: Job) -> RunResult:
                 pilot.note("info", _going_on(training.samples, run.live, taken.elapsed_s, taken.posted))
             for text in filter(None, (damage, taken.warning, left_out)):
                 pilot.note("warning", text)
-            effort = Effort(every, run.options.limit_samples or math.inf)
+            effort = Effort(every, run.options.limit_samples or job.limit_samples)
             return train_under_budget(
                 pilot,
                 training,

@@ -45,6 +45,7 @@ OUTCOMES = {
     "reached": "reached its target",
     "finished": "finished",
     "limit": "ended at its limit, before the target",
+    "plateau": "ended on a plateau, before the target",
     "interrupted": "was interrupted",
     "failed": "failed",
     "energy spent": "ended because its energy was spent",
