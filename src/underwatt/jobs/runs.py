@@ -118,8 +118,8 @@ def _plain(name: str) -> str:
 class RunResult:
     """How a run ended, and what it took.
 
-    ``outcome`` is ``reached``, ``limit``, ``plateau``, ``energy spent``, ``diverged`` where loss or weights were no finite
-    numbers any more, or ``finished`` for what came to its own end: a command, or a job without a target.
+    ``outcome`` is ``reached``, ``limit``, ``plateau``, ``energy spent``, ``diverged`` where loss or weights were not
+    finite, or ``finished`` for what came to its own end: a command, or a job without a target.
     """
 
     outcome: str
