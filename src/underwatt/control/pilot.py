@@ -307,6 +307,7 @@ class Pilot:
         controller = self.controller
         controller.progressed(self._share)  # in which the steps of the fast path have just been counted
         controller.after_step(batch_size)
+        self._publisher.look_at(self.device, self._now_s())
         self._say_progress_if_late()
 
     def out_of_memory(self, batch_size: int) -> int:
@@ -454,6 +455,7 @@ class Pilot:
                 time_left_s=left_s if math.isfinite(left_s) else None,
                 gap_share=controller.pause_share,
                 share=self.share if self._share_of_sample else None,
+                **self._publisher.seen,
                 verdict=controller.verdict,
             )
         )
