@@ -136,7 +136,7 @@ def test_a_sampler_says_the_order_and_goes_on_where_it_stood(tmp_path: Path) -> 
         return torch.utils.data.WeightedRandomSampler(weights, 32)
 
     training = Training(make(data=Listed(40), test_data=Listed(5), sampler=rare), 8)
-    seen = {int(number) for _ in range(12) for number in training.fetch()[0][:, 0].tolist()}
+    seen = {int(number) for _ in range(12) for number in training.fetch()[0][0][:, 0].tolist()}
     assert seen == set(range(10))
 
     def job() -> Job:

@@ -47,7 +47,7 @@ def _try_step(job: Job) -> None:
 
     def step() -> None:
         model = build_model(job, job.seed).train()
-        one_step(job, model, job.make_optimizer(model, job.lr), first_batch(job, SMALL))
+        one_step(job, model, job.make_optimizer(model, job.lr), [first_batch(job, SMALL)], [SMALL])
 
     with contextlib.suppress(OutOfMemoryError):
         call_job(SMALL, step)
@@ -101,7 +101,7 @@ def _loss(job: Job, output: Any, targets: Any) -> torch.Tensor:
     """The job's loss; where its own step computes that and names none, a sum, which costs hardly less."""
     if job.train_step is None or job.loss is not None:
         return loss_of(job, output, targets)
-    parts: torch.Tensor = sum(value.float().sum() for value in _tensors([output]) if value.requires_grad)  # type: ignore[assignment]
+    parts: torch.Tensor = sum(value.float().sum() for value in _tensors([output]) if value.requires_grad)
     return parts
 
 

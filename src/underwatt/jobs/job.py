@@ -51,6 +51,18 @@ def usual_rule(optimizer: Any) -> LrRule:
     return "linear" if any("SGD" in kind.__name__ for kind in type(optimizer).__mro__) else "sqrt"
 
 
+def as_batch_sizes(given: str | int | Sequence[int]) -> tuple[int, ...]:
+    """Batch sizes, also from a list such as ``"8,16,32"``, or a single one; none from an empty one."""
+    parts = str(given).split(",") if isinstance(given, (str, int)) else given
+    try:
+        sizes = tuple(int(str(part)) for part in parts if str(part).strip())
+    except ValueError:
+        sizes = (0,)
+    if any(size < 1 for size in sizes):
+        raise InputError(f"Batch sizes must be whole numbers of at least 1, not {given!r}.", hint="Such as 8,16,32.")
+    return sizes
+
+
 @dataclass(frozen=True, slots=True)
 class Effort:
     """How often the model is tested, and after how many samples it is given up; alike for all batch sizes."""
@@ -105,6 +117,7 @@ class Job:
     lr_batch_size: int = 128
     lr_rule: LrRule | None = None  # linear for SGD, square root for all others where absent
     batch_sizes: Sequence[int] = DEFAULT_BATCH_SIZES
+    accumulate: bool = True  # a batch beyond memory is trained in parts; False where samples of one are compared
     sampler: Callable[[Any], Any] | None = None  # makes a sampler of the data that is trained on; shuffled where absent
     collate: Callable[[list[Any]], Any] | None = None
     num_workers: int = 0
@@ -116,7 +129,7 @@ class Job:
     synthetic: bool = False  # the data is made up: good for speed, meaningless for accuracy; shown in the name
 
     def __post_init__(self) -> None:
-        sizes = tuple(self.batch_sizes)
+        sizes = (self.batch_sizes,) if isinstance(self.batch_sizes, int) else tuple(self.batch_sizes)
         if not sizes or any(not isinstance(size, int) or isinstance(size, bool) or size < 1 for size in sizes):
             raise JobError(
                 f"Batch sizes must be whole numbers of at least 1, not {list(sizes)}.",

@@ -17,7 +17,7 @@ from underwatt.jobs.data import EndlessBatches, open_loader, train_and_test
 from underwatt.jobs.rates import RateFollower, ScheduleFollower
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
     from underwatt.jobs.job import Job
 
@@ -48,16 +48,26 @@ def loss_of(job: Job, output: Any, targets: Any) -> torch.Tensor:
     return torch.nn.functional.cross_entropy(output.flatten(0, -2), targets.flatten())
 
 
-def one_step(job: Job, model: torch.nn.Module, optimizer: torch.optim.Optimizer, batch: Any) -> Any:
-    """Change a model by one batch, in the job's own way where it has one; gives the loss."""
+def one_step(
+    job: Job, model: torch.nn.Module, optimizer: torch.optim.Optimizer, parts: Sequence[Any], sizes: Sequence[int]
+) -> Any:
+    """Change a model by one batch, in the job's own way where it has one; gives the loss.
+
+    Of a batch in parts of so many samples the mean of the parts' gradients is its own.
+    """
     if job.train_step is not None:
+        (batch,) = parts
         loss = job.train_step(model, batch, optimizer)
         return loss.detach() if isinstance(loss, torch.Tensor) else loss
     optimizer.zero_grad(set_to_none=True)
-    loss = loss_of(job, *forward(job, model, batch))
-    loss.backward()  # type: ignore[no-untyped-call]
+    mean: Any = 0.0
+    for part, samples in zip(parts, sizes, strict=True):
+        loss = loss_of(job, *forward(job, model, part))
+        loss = loss if len(parts) == 1 else loss * (samples / sum(sizes))
+        loss.backward()  # type: ignore[no-untyped-call]
+        mean = mean + loss.detach()
     optimizer.step()
-    return loss.detach()
+    return mean
 
 
 class Scoring:
@@ -159,7 +169,7 @@ class Training:
         self.optimizer = job.make_optimizer(self.model, job.lr)
         self.rates = RateFollower(self.optimizer, job.lr_batch_size, job.lr_rule)
         self.rates.follow(batch_size)
-        self.scheduler = job.scheduler(self.optimizer) if job.scheduler is not None else None
+        self.scheduler: Any = job.scheduler(self.optimizer) if job.scheduler is not None else None
         self._schedule: ScheduleFollower | None = None
         if self.scheduler is not None and not self._waits_for_plateau:
             self._schedule = ScheduleFollower(self.scheduler, job.schedule_samples or job.lr_batch_size)
@@ -177,26 +187,28 @@ class Training:
         self._order.batch_size = batch_size
 
     @property
-    def next_batch_size(self) -> int:
-        """The size of the batch that the next step trains on."""
-        return len(self._order.handed_out[0]) if self._order.handed_out else self._order.batch_size
+    def next_parts(self) -> list[int]:
+        """The parts of the batch that the next step trains on: one, unless all of it does not fit into memory."""
+        return self._order.steps[0] if self._order.steps else self._order.next_parts()
 
     def step(self) -> Any:
         """Train on one batch; the loss stays on the device, so that a GPU is not waited for."""
         return self.learn(self.fetch())
 
-    def fetch(self) -> Any:
-        """The next batch, on the device; the model is as it was."""
+    def fetch(self) -> list[Any]:
+        """The parts of the next batch, on the device; the model is as it was."""
         assert self._batches is not None, "closed"
-        return to_device(next(self._batches), self.device)
+        first = to_device(next(self._batches), self.device)
+        return [first, *(to_device(next(self._batches), self.device) for _ in self._order.steps[0][1:])]
 
-    def learn(self, batch: Any) -> Any:
+    def learn(self, parts: list[Any]) -> Any:
         """Change the model by the batch that was fetched last."""
-        self.batch_size = len(self._order.handed_out[0])
+        sizes = self._order.steps[0]
+        self.batch_size = sum(sizes)
         self.rates.follow(self.batch_size)
         self.model.train()
-        loss = one_step(self.job, self.model, self.optimizer, batch)
-        self._order.handed_out.popleft()
+        loss = one_step(self.job, self.model, self.optimizer, parts, sizes)
+        self._order.trained()
         self.steps += 1
         self.samples += self.batch_size
         if self._schedule is not None:
@@ -212,6 +224,18 @@ class Training:
     @property
     def _waits_for_plateau(self) -> bool:
         return isinstance(self.scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau)
+
+    def divide(self, too_large: int = 0) -> int:
+        """A part of so many samples, or of the next step, does not fit into memory: the largest from now on.
+
+        0 where the job wants whole batches, has a step of its own, or a part is a single sample. A step that was begun
+        is to be done again.
+        """
+        too_large = too_large or max(self.next_parts)
+        if not self.job.accumulate or self.job.train_step is not None or too_large < 2:
+            return 0
+        self._order.most_at_once = math.ceil(too_large / 2)
+        return math.ceil(too_large / 2)
 
     def redo(self, batch_size: int) -> None:
         """A step did not fit into memory: its samples, and all that were prepared, come again in smaller batches."""

@@ -256,9 +256,11 @@ def along_figure(record: RunRecord) -> Along | None:
         tuple(after.at_s for _, after in pairs),
         _plain(np.array(speeds)),
         clock,
-        *(tuple(column) for column in zip(*clocks, strict=True)) if clocks else ((), ()),
-        *(tuple(column) for column in zip(*warm, strict=True)) if warm else ((), ()),
-        message=_along_message(record, finite),
+        tuple(at_s for at_s, _ in clocks),
+        tuple(value for _, value in clocks),
+        tuple(at_s for at_s, _ in warm),
+        tuple(degrees_c for _, degrees_c in warm),
+        _along_message(record, finite),
     )
 
 
