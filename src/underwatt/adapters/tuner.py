@@ -102,8 +102,8 @@ def tune(
         )
     workload = loop_info(name or USUAL_NAME, rate and rate.optimizer)
     goes_on = resume and folder is not None and holds_run(Path(folder))
-    before = taken_so_far(Path(folder or "") / LOG_NAME) if goes_on else SoFar()
-    live.resumes(before.elapsed_s)
+    was = taken_so_far(Path(folder or "") / LOG_NAME) if goes_on else SoFar()
+    live.resumes(was.elapsed_s)
     with contextlib.ExitStack() as stack:
         kept = stack.enter_context(Store(Path(store))) if store is not None else None
         log, inbox = None, None
@@ -126,10 +126,11 @@ def tune(
             listener=_warn,
             set_modes=set_modes,
             options=options,
-            elapsed_s=before.elapsed_s,
+            elapsed_s=was.elapsed_s,
         )
-        taken = {"samples": before.samples, "steps": before.steps, "share": before.share}
-        pilot.continues(**taken, energy_j=before.energy_j, verdict=before.verdict)
+        pilot.continues(
+            samples=was.samples, steps=was.steps, share=was.share, energy_j=was.energy_j, verdict=was.verdict
+        )
         schedule = ScheduleFollower(scheduler, own_size) if scheduler is not None else None
         said = f"Batch sizes are weighed by {shape.said()}. Give convergence=… where you know better." if shape else ""
         followers = [follower for follower in (rate, schedule) if follower is not None]
