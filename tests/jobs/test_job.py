@@ -27,6 +27,7 @@ def test_only_model_data_and_target_are_needed():
 
 def test_batch_sizes_are_put_in_order():
     assert make(batch_sizes=[64, 8, 8]).batch_sizes == (8, 64)
+    assert make(batch_sizes=8).batch_sizes == (8,)
 
 
 @pytest.mark.parametrize("sizes", [[0], [-4, 8], [], [8.0], [True]])
