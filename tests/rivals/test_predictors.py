@@ -64,7 +64,7 @@ def test_a_reference_helps_where_samples_are_few() -> None:
     seen = made_up_measurements(slower=2.0)
     asked = SettingArray.of([m.setting for m in seen])
     truth = np.log([m.step_s for m in seen])
-    few = seen[::4]
+    few = seen[::5]  # all knobs vary in these
     reference = made_up_profile(made_up_measurements())
     alone, helped = (
         np.abs(PowerTrain(epochs=100).fit(few, references).predict(asked).log_step_s - truth).mean()
@@ -81,3 +81,13 @@ def test_refuses_a_reference_of_other_knobs() -> None:
     ]
     with pytest.raises(PredictError, match="same knobs"):
         PowerTrain(epochs=1).fit(made_up_measurements(), [made_up_profile(other)])
+
+
+@needs_torch
+def test_refuses_to_say_anything_of_a_knob_that_never_varied() -> None:
+    seen = made_up_measurements()
+    one_clock = [m for m in seen if m.setting.mode.gpu_mhz == seen[0].setting.mode.gpu_mhz]
+    fitted = PowerTrain(epochs=1).fit(one_clock, [made_up_profile(seen)])
+    assert len(fitted.predict(SettingArray.of([m.setting for m in one_clock]))) == len(one_clock)
+    with pytest.raises(PredictError, match="never saw gpu_mhz vary"):
+        fitted.predict(SettingArray.of([m.setting for m in seen]))

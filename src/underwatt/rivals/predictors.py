@@ -137,9 +137,19 @@ class FittedPowerTrain:
     networks: tuple[_Network, ...]
 
     def predict(self, settings: SettingArray) -> Prediction:
-        """Log time and log power of each setting; the uncertainty is the same for all."""
+        """Log time and log power of each setting; the uncertainty is the same for all.
+
+        Refuses settings that differ in something that never varied in what it was trained on: of that it knows nothing.
+        """
         check_same_knobs(settings, self.knobs)
-        rows = settings.matrix()
+        rows, seen = settings.matrix(), self.networks[0].inputs
+        fixed = np.flatnonzero(~seen.varied & np.any(rows != seen.mean, axis=0))
+        if len(fixed):
+            names = " and ".join((*self.knobs, "batch size")[at] for at in fixed)
+            raise PredictError(
+                f"PowerTrain never saw {names} vary, and is asked about other values.",
+                hint="Measure settings that differ in it, or use the default predictor.",
+            )
         found = [(network.logs(rows), np.full(len(rows), network.std)) for network in self.networks]
         return Prediction(*found[0], *found[1])
 
@@ -148,11 +158,13 @@ class FittedPowerTrain:
 class _Scaler:
     mean: Floats
     std: Floats
+    varied: NDArray[np.bool_]
 
     @classmethod
     def of(cls, values: Floats) -> _Scaler:
-        std = values.std(axis=0)
-        return cls(values.mean(axis=0), np.where(std > 0, std, 1.0))
+        varied = np.ptp(values, axis=0) > 0
+        mean = np.where(varied, values.mean(axis=0), values[0])
+        return cls(mean, np.where(varied, values.std(axis=0), 1.0), varied)
 
     def scale(self, values: Floats) -> Floats:
         return np.asarray((values - self.mean) / self.std)
