@@ -40,6 +40,7 @@ import numpy as np
 from scipy.stats import spearmanr
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "examples"))
 
 from _papers_powertrain import Row, claim, powertrain_claims
 from _table import Column, add_output, as_table, write
@@ -297,8 +298,8 @@ TEXT_FILES = {
 }
 TEXT_SIZES = (4, 8, 16, 32, 64, 128)
 TEXT_SEEDS = (0, 1)
-TEXT_EVERY, TEXT_TESTED, TEXT_LIMIT = 256, 256, 16_384
-TEXT_CALIBRATION, TEXT_FRACTION = 8_192, 0.95
+TEXT_EVERY, TEXT_TESTED, TEXT_LIMIT = 256, 128, 12_288
+TEXT_CALIBRATION, TEXT_FRACTION = 4_096, 0.95
 TEXT_NETWORK = "small char_transformer"
 
 
@@ -314,7 +315,7 @@ def train_texts(data: Path, path: Path, limit_s: float) -> dict[str, Any]:
     began_s = time.monotonic()
     record = json.loads(path.read_text()) if path.exists() else {"calibration": {}, "runs": []}
     record |= {"what": "samples to target by batch size, small transformer, each text a role of its own, on a CPU"}
-    model = Model(TEXT_NETWORK, lambda classes: CharTransformer(classes, dim=48, layers=2, heads=3), "text", lr=4e-3)
+    model = Model(TEXT_NETWORK, lambda classes: CharTransformer(classes, dim=32, layers=1, heads=2), "text", lr=4e-3)
     cpu = torch.device("cpu")
 
     def trained(role: str, size: int, seed: int, limit: int, target: float = math.inf) -> Any:
@@ -336,8 +337,12 @@ def train_texts(data: Path, path: Path, limit_s: float) -> dict[str, Any]:
                     continue
                 lane = trained(role, size, seed, TEXT_LIMIT, target)
                 samples = samples_to(smoothed(lane.curve), target)
+                rounded = [(at, round(score, 4)) for at, score in lane.curve]
                 found = {"model": TEXT_NETWORK, "role": role, "batch_size": size, "seed": seed, "target": target}
-                found |= {"samples": samples if math.isfinite(samples) else None, "curve": lane.curve}
+                found |= {
+                    "samples": samples if math.isfinite(samples) else None,
+                    "curve": [(at, round(score, 4)) for at, score in lane.curve],
+                }
                 record["runs"].append(found)
                 complete = [s for s in TEXT_SEEDS if sum(run["seed"] == s for run in record["runs"])
                             == len(TEXT_FILES) * len(TEXT_SIZES)]  # fmt: skip
