@@ -177,8 +177,8 @@ def tuned(rows: Rows) -> str:
     minutes = _range([row["oracle_s"] / 60 for row in rows], ".0f")
     return (
         f"a training that an oracle ends in {minutes} min: {baseline}× faster than the paper's baseline with its "
-        f"settings given for free; than the published method {alone}× the training alone, {published}× with the table that it "
-        "measures first, which weighs less in a longer training"
+        f"settings given for free; than the published method {alone}× the training alone, {published}× with the "
+        "table that it measures first, which weighs less in a longer training"
     )
 
 

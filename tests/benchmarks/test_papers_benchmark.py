@@ -83,9 +83,10 @@ def test_proxies_of_text_are_compared(papers: ModuleType) -> None:
             ]
     rows = papers.text_claims(papers.Trainings({"complete_seeds": [0, 1], "runs": runs}))
     by = {row["claim"]: row["ours"] for row in rows}
-    assert by["text, proxy same author: rank correlation"] == pytest.approx(1.0)
-    assert by["text, proxy WikiText: rank correlation"] == pytest.approx(-1.0)
-    assert by["text, proxy WikiText: samples at its best batch over the best"] == pytest.approx(1.5)
+    assert by["text, same author: rank correlation with the target"] == pytest.approx(1.0)
+    assert by["text, WikiText: rank correlation with the target"] == pytest.approx(-1.0)
+    assert by["text, target: samples at 128 over the best"] == pytest.approx(1.5)
+    assert by["text, WikiText: the target's samples at its best batch over the best"] == pytest.approx(1.5)
 
 
 def test_powertrains_claims_on_tables_of_our_own(

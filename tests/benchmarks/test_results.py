@@ -118,7 +118,7 @@ FIGURES = {
     "measured, over in 50%)",
     "joint.py": "1.05× and 1.05× the oracle's time without any convergence run, 7 settings measured; 1.02× and 1.02× "
     "with some (the published method, which measures every setting: 1.03× and 1.03×; the middle of the batch sizes "
-    "offered, which is close to the best here: 1.04× and 1.04×; most samples a second: 1.60× and 1.60×; largest batch: 3.0× and 3.0×)",
+    "offered, which is close to the best here: 1.04× and 1.04×; most samples a second: 1.60× and 1.60×; largest batch: 3.0× and 3.0×)",  # noqa: E501
     "edge.py": "2.00× faster than the paper's baseline without any convergence run (1.00 to 4.0×), 4.00× with proxy "
     "runs, the published method 2.40×; under peak watts 2.00×, 4.00× and 2.40×",
     "measure.py": "in 99% of cases, in 0.30 of PowerTrain's time",
