@@ -85,12 +85,14 @@ MADE_UP: dict[str, list[dict[str, Any]]] = {
         for watts in (17.0, 18.0)
     ],
     "joint_v100": [{"method": method, "measured": 7, "time_over_oracle": ratio} for method, ratio in RATIOS.items()],
-    "edge": [
-        {"method": method, "watts": watts, "speedup": speedup}
-        for method, least in (("cold", 1.0), ("underwatt", 2.0), ("published", 1.2))
+    **{
+        f"edge_{watts}": [
+            {"method": method, "watts": watts, "speedup": speedup}
+            for method, least in (("cold", 1.0), ("underwatt", 2.0), ("published", 1.2))
+            for speedup in (least, 4 * least)
+        ]
         for watts in ("mean", "peak")
-        for speedup in (least, 4 * least)
-    ],
+    },
     "measure": [
         {"status": "ok", "step_error": error, "power_error": 0.001, "cost_s": 3.0, "powertrain_s": 10.0}
         for error in [0.001] * 199 + [0.5]
