@@ -20,6 +20,7 @@ from underwatt.api.lookup import log_notes
 from underwatt.budget import Budget
 from underwatt.control.live_budget import LiveBudget
 from underwatt.convergence.curve import fit_convergence
+from underwatt.convergence.prior import RelativeCurve
 from underwatt.device.base import HasStockModes, permitted_space
 from underwatt.errors import InputError, PredictError
 from underwatt.events import Noted
@@ -192,6 +193,8 @@ def converge(
     from underwatt.studies.proxy_training import noise_scale_on_the_way, usual_effort
 
     address, loaded = (job, load_job(job)) if isinstance(job, str) else ("", job)
+    if not loaded.has_target:
+        raise InputError("The job has no target to train to.", hint="Give it one: Job(…, target=0.9).")
     info = job_info(loaded)
     if note := data_note(loaded):
         listener(Noted(level="warning", text=note))
@@ -242,19 +245,28 @@ def run(
                 loaded = replace(loaded, target=options.target)
             info = job_info(loaded)
             sizes = lookup.as_batch_sizes(options.batch_sizes) or loaded.batch_sizes
-            curve = lookup.curve_to(kept, info, loaded.target, listener)
+            if loaded.has_target:
+                curve = lookup.curve_to(kept, info, loaded.target, listener)
+            else:
+                found = lookup.stored_curve(kept, info, listener)
+                curve = found if isinstance(found, RelativeCurve) else found.relative()
         else:
             assert not isinstance(words, Job)
             workload = lookup.command_workload(words, device, options.lr, options.lr_batch_size)
             info, sizes = workload.info, lookup.some_batch_sizes(options.batch_sizes)
-            aim = options.target
-            curve = lookup.curve_to(kept, info, aim, listener) if aim else lookup.stored_curve(kept, info, listener)
+            target = options.target
+            curve = (
+                lookup.stored_curve(kept, info, listener)
+                if target is None
+                else lookup.curve_to(kept, info, target, listener)
+            )
         folder = options.folder_for(info.name)
         references = lookup.load_references(
             kept, options.references, kept.profile(kept.profile_id(device.info, info), telling=True)
         )
         made = Run(options, device, live, folder, kept, sizes, curve, references, listener, watch)
-        what = f"{info.name} on {device.info.name}, budget {live}{f', target {loaded.target:g}' if is_job else ''}."
+        aim = (f", target {loaded.target:g}" if loaded.has_target else ", without a target") if is_job else ""
+        what = f"{info.name} on {device.info.name}, budget {live}{aim}."
         simulated = " Time and watts are simulated; the training is real." if device.info.simulated else ""
         listener(Noted(level="info", text=f"{what}{simulated} Folder: {folder}"))
         try:
@@ -397,5 +409,6 @@ def _candidates(measured: Profile, record: RunRecord | None, listener: Listener)
         space = lookup.offered_modes(measured, listener)
     except PredictError:
         return None
-    sizes = {m.setting.batch_size for m in measured.usable()} | set(record.start.batch_sizes if record else ())
+    sizes = {m.setting.batch_size for m in measured.usable()} | set(measured.workload.batch_sizes)
+    sizes |= set(record.start.batch_sizes if record else ())
     return lookup.every_setting(space, sorted(sizes))

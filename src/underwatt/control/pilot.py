@@ -286,18 +286,13 @@ class Pilot:
             fast.steps += 1
             return
         self._count(batch_size, 1)
-        self._look(batch_size)
+        self.look(batch_size)
 
     def heard(self, batch_size: int, steps: int, at_s: float, loss: float | None = None) -> None:
         """So many steps had ended at a moment, as somebody else says; ``look`` when they can be waited for."""
         self.meter.beat_at(at_s, steps)
         self._count(batch_size, steps)
         self._loss, self._heard_steps = loss, self._heard_steps + steps
-
-    def look(self, batch_size: int) -> None:
-        """Decide, and wait, after steps that somebody else has told of, the last of this batch size."""
-        self._fast.steps, self._heard_steps = max(self._heard_steps - 1, 0), 0
-        self._look(batch_size)
 
     def _count(self, batch_size: int, steps: int) -> None:
         """Count steps, and those of the fast path before them."""
@@ -306,10 +301,14 @@ class Pilot:
             self._samples += count * size
             self._share += count * size * self._share_of_sample.get(size, 0.0)
 
-    def _look(self, batch_size: int) -> None:
+    def look(self, batch_size: int) -> None:
+        """Decide, and wait where the budget asks for it, after steps, the last of them of this batch size."""
+        if self._heard_steps:
+            self._fast.steps, self._heard_steps = self._heard_steps - 1, 0
         controller = self.controller
         controller.progressed(self._share)  # in which the steps of the fast path have just been counted
         controller.after_step(batch_size)
+        self._publisher.look_at(self.device, self._now_s())
         self._say_progress_if_late()
 
     def out_of_memory(self, batch_size: int) -> int:
@@ -457,6 +456,7 @@ class Pilot:
                 time_left_s=left_s if math.isfinite(left_s) else None,
                 gap_share=controller.pause_share,
                 share=self.share if self._share_of_sample else None,
+                **self._publisher.seen,
                 verdict=controller.verdict,
             )
         )
