@@ -3,7 +3,7 @@
     python benchmarks/command_cost.py [--python PATH,…] [--steps N] [--json OUT] [--keep]
 
 Real: the script in a process of its own with ``underwatt_beat.py``, the pipes, and the whole of ``underwatt run``'s
-parent (pilot, meter, log). Made up: the device (``ConstantLoad``), which always reads the same watts. Each step is
+parent (pilot, meter, log). Made up: the device, which always reads about the same watts. Each step is
 followed by 2 ms of sleep, as a script that waits for a GPU does.
 
 asked_cpu_us     time of the script's own process in ``step`` and ``ask``, where the question is sent and answered
@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import random
 import statistics
 import sys
 import tempfile
@@ -32,6 +33,7 @@ from underwatt.jobs import emitter
 from underwatt.jobs.command import CommandWorkload
 from underwatt.jobs.command_run import run_command
 from underwatt.jobs.runs import Run, RunOptions
+from underwatt.records import PowerSample
 from underwatt.store.store import Store
 
 MOST_CPU_US, MOST_WALL_US = 30.0, 100.0
@@ -62,6 +64,14 @@ with open(sys.argv[1], "w") as file:
 """
 
 
+class NoisyLoad(ConstantLoad):
+    """The same with some noise, without which its sensor would be taken to be stuck."""
+
+    def read_power(self) -> PowerSample:
+        """About 5 W."""
+        return PowerSample(self.clock.now_s(), random.uniform(4.99, 5.01))
+
+
 def measure(python: str, steps: int, folder: Path) -> dict[str, Any]:
     """A run of the script under a budget that asks for no pauses, and one without anybody who listens."""
     import subprocess
@@ -70,7 +80,7 @@ def measure(python: str, steps: int, folder: Path) -> dict[str, Any]:
     script, out = folder / "script.py", folder / "out.json"
     script.write_text(SCRIPT, encoding="utf-8")
     command = [python, str(script), str(out), str(steps)]
-    device: Any = ConstantLoad()
+    device: Any = NoisyLoad()
     with Store(folder / "store.db") as store:
         run = Run(RunOptions(), device, LiveBudget(Budget(power_w=10.0)), folder / "run", store, (16,))
         run_command(run, CommandWorkload([*command, "15"]))

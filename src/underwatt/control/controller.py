@@ -91,7 +91,7 @@ class Controller(Actuator):
             self.measuring, self.state = None, replace(self.state, next_look_s=math.inf)  # nothing else may move them
             self._pause(LONGEST_PAUSE_S)
             self.state = replace(self.state, next_look_s=self._now_s())
-            self._meter.check_sensor()  # where they do not move in a pause either, the run is over
+            self._meter.check_sensor(after_step=False)  # where they do not move either, the run is over
         if self.measuring is not None and self.state.room.has_knobs:
             self._pacer.skip(now_s)  # a pause would blur the reading
             return

@@ -32,6 +32,7 @@ LONGEST_S = 1.0  # a longer wait is asked about again in between
 _waiting: "list[tuple[float, int, int]]" = []
 _flushed_s, _pid, _fd, _answers = 0.0, 0, -1, -1
 _size, _owed, _is_answered, _calm_until_s = -1, 0, True, 0.0  # what was told last, -1 before; answers not read yet
+_poll = select.poll()  # of the pipe with answers
 _loader: "list[_Loader]" = []  # the one under way
 
 samples = int(os.environ.get("UNDERWATT_SAMPLES") or 0)  # of the checkpoint, where a run is gone on with
@@ -266,10 +267,13 @@ def _torch() -> "typing.Any":
 
 
 def _is_heard() -> bool:
-    global _pid, _fd, _answers, _owed
+    global _pid, _fd, _answers, _owed, _poll
     if os.getpid() != _pid:  # the first call, or a forked process: what waits there is its parent's to send
         _pid, _waiting[:], _owed = os.getpid(), [], 0
         _fd, _answers = _opened("UNDERWATT_BEATS", os.O_WRONLY), _opened("UNDERWATT_ANSWERS", os.O_RDONLY)
+        _poll = select.poll()
+        if _answers >= 0:
+            _poll.register(_answers, select.POLLIN)
     return _fd >= 0
 
 
@@ -306,9 +310,7 @@ def _hear(within_s: float) -> "tuple[float, float] | None":
     global _size, _owed, _answers
     until_s, answer = time.monotonic() + within_s, None
     try:
-        poll = select.poll()
-        poll.register(_answers, select.POLLIN)
-        while _owed > 0 and poll.poll(max(0.0, 1e3 * (until_s - time.monotonic()))):
+        while _owed > 0 and _poll.poll(max(0.0, 1e3 * (until_s - time.monotonic()))):
             lines = os.read(_answers, 4096).split(b"\n")[:-1]
             if not lines:  # whoever answered is gone
                 _answers = -1

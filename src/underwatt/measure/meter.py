@@ -197,8 +197,11 @@ class Meter:
 
     def pause(self, begin_s: float, end_s: float) -> None:
         """No step was under way for a while: that time belongs to none."""
+        rested_s = self._pauses[-1][1] if self._pauses else math.inf
+        has_stepped = bool(self._beats) and _at_s(self._beats[-1]) > rested_s
         self._pauses.append((begin_s, end_s))
-        self._watch.waited(begin_s, end_s)
+        # Between two pauses without a step nothing was done: work that is none would hide a sensor that is stuck.
+        self._watch.waited(begin_s if has_stepped else min(begin_s, rested_s), end_s)
 
     def absence(self, begin_s: float, end_s: float) -> None:
         """Something else than steps went on for a while, such as a test: neither its time nor its watts are theirs."""
@@ -212,9 +215,10 @@ class Meter:
         highest = {knob.name: max(knob.values) for knob in self._device.space.knobs}
         self._watch.changed(self._now_s(), mode, highest)
 
-    def check_sensor(self) -> None:
-        """Raise ``SensorError`` where readings stand still while steps, pauses and modes do not; asked after steps."""
-        self._watch.worked(self._now_s())
+    def check_sensor(self, *, after_step: bool = True) -> None:
+        """Raise ``SensorError`` where readings stand still while steps, pauses and modes do not."""
+        if after_step:
+            self._watch.worked(self._now_s())
         if self._watch.is_stuck and self._may_stick:
             raise SensorError(
                 f"The power of {self._device.info.name} reads {self._watch.power_w:g} W whatever it does: "
