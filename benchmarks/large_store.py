@@ -3,7 +3,8 @@
     python benchmarks/large_store.py [--rows 120000] [--json OUT]
 
 The commands are run as a user runs them, each in a process of its own; the quickest of three rounds counts, since the
-machine may be busy, and beside it stand the seconds of processor time that it took. Asked: `store ls` within 0.5 s, `plan` within 3 s. Ends with 1 where one takes longer.
+machine may be busy, and beside it stand the seconds of processor time that it took. Asked: `store ls` within 0.5 s,
+`plan` within 3 s. Ends with 1 where one takes longer.
 """
 
 from __future__ import annotations
