@@ -146,6 +146,33 @@ def test_a_device_that_draws_much_less_is_throttled_and_no_gift() -> None:
     assert knowledge.drift.slow_factor == pytest.approx(3.0)
 
 
+def test_a_setting_that_was_measured_beside_a_process_which_had_ended_does_not_make_the_device_drift_for_ever() -> None:
+    """Whenever it was used, the device seemed to have leapt, and to leap back at the next: 222 changes in an hour."""
+    knowledge = Knowledge(problem(), [*KNOWN, measured(900, 8, 0.08, 9.0)])
+    knowledge.observe(at(600, 8), 8.0, 0.1, 4.0)
+    assert knowledge.observe(at(900, 8), 10.2, 0.08, 0.5), "it draws 10.5 W, of which a sensor shows some at first"
+    knowledge.observe(at(900, 8), 10.5, 0.08, 4.0)
+    knowledge.add(measured(300, 16, 0.4, 5.5 - knowledge.drift.extra_w))  # measured meanwhile
+    assert knowledge.observe(at(600, 8), 8.0, 0.1, 4.0)
+    assert knowledge.mistaken
+    assert knowledge.drift.extra_w == pytest.approx(0.0, abs=0.1)
+    for setting, power_w in ((at(900, 8), 10.5), (at(300, 16), 5.5)):
+        known = knowledge.of(setting)
+        assert known is not None
+        assert knowledge.expected_w(known) == pytest.approx(power_w, rel=0.02)
+        assert not knowledge.observe(setting, power_w, known.step_s, 4.0)
+
+
+def test_a_process_that_comes_and_goes_is_the_devices_where_the_same_setting_tells_of_it() -> None:
+    knowledge = Knowledge(problem(), KNOWN)
+    knowledge.observe(at(600, 8), 8.0, 0.1, 4.0)
+    knowledge.observe(at(600, 8), 9.0, 0.1, 4.0)
+    assert not knowledge.observe(at(300, 8), 6.0, 0.2, 4.0), "it is there at another setting too"
+    assert knowledge.observe(at(300, 8), 5.0, 0.2, 4.0), "it has ended"
+    assert not knowledge.mistaken
+    assert knowledge.of(at(600, 8)).power_w == pytest.approx(8.0, rel=0.01)  # type: ignore[union-attr]
+
+
 def test_an_outcome_is_asked_of_what_is_known() -> None:
     knowledge = Knowledge(problem(), KNOWN)
     assert knowledge.outcome(at(300, 16), problem()) is None

@@ -33,6 +33,8 @@ CALM_S = 0.35  # a reading says so much about the time after it; without another
 DEVICE_STATE_PERIOD_S = 1.0  # how often the device is asked whether it slows itself down
 # A budget that is new, or about to change, is not searched for.
 LEAST_SINCE_S, LEAST_AHEAD_S = 1.0, 2.0
+# A setting that is given up soon: how well its power is known, over how long it is read, and how much more it may be.
+ROUGH, ROUGH_S, MOST_UNSEEN = 0.1, 0.3, 1.5
 REPAID_S = 6.0  # after a fall, pauses first bring the mean of 5 s back within the budget
 
 
@@ -286,6 +288,15 @@ def is_clearly_over(
     if now_s < state.changed_s + options.lag_s:
         bound_w = max(bound_w, state.changed_from_w * (1 + options.clearly_over))
     return (peak_w if peak else power_w) > bound_w
+
+
+def as_given_up(state: ControlState, found: Measurement, now_s: float, read_w: float, lag_s: float) -> Measurement:
+    """What was measured for a moment only, with what a sensor that lags so long had not shown of its watts yet."""
+    since_s = now_s - state.changed_s
+    shown = -math.expm1(-max(since_s - ROUGH_S / 2, ROUGH_S) / lag_s)
+    settled_w = state.changed_from_w + (read_w - state.changed_from_w) / shown
+    power_w = max(read_w, min(settled_w, MOST_UNSEEN * read_w))
+    return replace(found, power_w=power_w, peak_w=power_w, power_w_ci95=ROUGH * power_w / shown, cost_s=since_s)
 
 
 def drifted(state: ControlState, now_s: float) -> ControlState:
