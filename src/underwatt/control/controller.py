@@ -372,7 +372,9 @@ class Controller(Actuator):
             return
         setting, self.measuring = self.measuring.setting, None
         if over_w and (found is None or found.power_w_ci95 > 2 * self._options.rough * found.power_w):
-            self._take_roughly(found or Measurement(setting, now_s - self.state.changed_s, steps=1), now_s)
+            found = found or Measurement(setting, now_s - self.state.changed_s, steps=1)
+            if self._is_rough_worth_a_check(found, now_s):
+                return
         elif found is not None:
             found = replace(found, power_w=max(found.power_w, over_w), cost_s=now_s - self.state.changed_s)
             self._pacer.measured(found.power_w, found.step_s, forgive=room.has_knobs)
@@ -413,15 +415,15 @@ class Controller(Actuator):
         self._take(found)
         return False
 
-    def _take_roughly(self, found: Measurement, now_s: float) -> None:
-        """Take in what was given up after a moment: the search knows better now, but no drift follows from it."""
+    def _is_rough_worth_a_check(self, found: Measurement, now_s: float) -> bool:
+        """Take in what was given up after a moment; of a known setting only the search hears, and no drift follows."""
         self._doubted = None
         read_w = mean_reading_w(self._meter, max(now_s - control.ROUGH_S, self.state.changed_s))
         found = control.as_given_up(self.state, found, now_s, read_w, self._settling.typical_s)
         if found.steps > 1 and self.knowledge.of(found.setting) is None:
-            self._take(found)
-        else:
-            self._search.tell(self.knowledge.drift.seen_from(replace(found, step_s_ci95=found.step_s, steps=1)))
+            return self._is_to_be_checked(found)
+        self._search.tell(self.knowledge.drift.seen_from(replace(found, step_s_ci95=found.step_s, steps=1)))
+        return False
 
     def _has_leapt(self, now_s: float) -> bool:
         """Whether another process came or went while a setting was measured: then it is measured anew."""
