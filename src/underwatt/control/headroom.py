@@ -281,8 +281,8 @@ class LevelSearch:
         self.done_w.append(room.left_w)
 
     def tried_in_vain(self, room: Headroom) -> None:
-        """What was tried draws too much; where pauses hold watts that nothing keeps without, one try is enough."""
-        if self.done_w and self._search.best is None and room.fits_something():
+        """What was tried draws too much; where pauses may hold watts that nothing keeps without, one try is enough."""
+        if self.done_w and self._search.best is None and room.can_pause:
             self.ends(room)
 
     def tell(self, measurement: Measurement) -> None:

@@ -34,7 +34,7 @@ DEVICE_STATE_PERIOD_S = 1.0  # how often the device is asked whether it slows it
 # A budget that is new, or about to change, is not searched for.
 LEAST_SINCE_S, LEAST_AHEAD_S = 1.0, 2.0
 # A setting that is given up soon: how well its power is known, over how long it is read, and how much more it may be.
-ROUGH, ROUGH_S, MOST_UNSEEN = 0.1, 0.3, 1.5
+ROUGH, ROUGH_S, MOST_UNSEEN = 0.05, 0.3, 1.5
 REPAID_S = 6.0  # after a fall, pauses first bring the mean of 5 s back within the budget
 
 
