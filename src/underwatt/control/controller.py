@@ -24,6 +24,7 @@ from underwatt.events import BudgetChanged, Measured
 from underwatt.measure.measurement import Measuring
 from underwatt.measure.meter import read_state
 from underwatt.measure.steady import jump
+from underwatt.planning.search import GLIMPSE
 from underwatt.records import Measurement, Setting, Status
 
 if TYPE_CHECKING:
@@ -197,7 +198,8 @@ class Controller(Actuator):
         elif self.measuring is None and is_stepping and now_s >= self.state.next_search_s:
             self.state = replace(self.state, next_search_s=now_s + self._options.short_s)
             level_ends_s = self._begun_s + self._live.next_change_s(elapsed_s)
-            if control.may_search(self.state, now_s, level_ends_s) and not self._search.is_done(self.state.room):
+            may_search = control.may_search(self.state, now_s, level_ends_s, is_over=self.judge.is_over)
+            if may_search and not self._search.is_done(self.state.room):
                 self._seek()
 
     def _cannot_hold(self, now_s: float) -> None:
@@ -372,7 +374,7 @@ class Controller(Actuator):
             return
         setting, self.measuring = self.measuring.setting, None
         if over_w and (found is None or found.power_w_ci95 > 2 * self._options.rough * found.power_w):
-            found = found or Measurement(setting, now_s - self.state.changed_s, steps=1)
+            found = found or Measurement(setting, now_s - self.state.changed_s)
             if self._is_rough_worth_a_check(found, now_s):
                 return
         elif found is not None:
@@ -416,14 +418,11 @@ class Controller(Actuator):
         return False
 
     def _is_rough_worth_a_check(self, found: Measurement, now_s: float) -> bool:
-        """Take in what was given up after a moment; of a known setting only the search hears, and no drift follows."""
+        """Take in what was given up after a moment: only the search hears of it, and no drift follows from it."""
         self._doubted = None
         read_w = mean_reading_w(self._meter, max(now_s - control.ROUGH_S, self.state.changed_s))
         found = control.as_given_up(self.state, found, now_s, read_w, self._settling.typical_s)
-        if found.steps > 1 and self.knowledge.of(found.setting) is None:
-            return self._is_to_be_checked(found)
-        self._search.tell(self.knowledge.drift.seen_from(replace(found, step_s_ci95=found.step_s, steps=1)))
-        return False
+        return self._is_to_be_checked(found)
 
     def _has_leapt(self, now_s: float) -> bool:
         """Whether another process came or went while a setting was measured: then it is measured anew."""
@@ -466,9 +465,10 @@ class Controller(Actuator):
         return mean_w if is_over else 0.0
 
     def _take(self, measurement: Measurement) -> None:
-        self._tell(Measured(measurement=self.knowledge.drift.marked(measurement)))
         corrected = self.knowledge.drift.seen_from(measurement)
-        self.knowledge.add(corrected)
+        if measurement.steps != GLIMPSE or not self.knowledge.measurements():
+            self._tell(Measured(measurement=self.knowledge.drift.marked(measurement)))
+            self.knowledge.add(corrected)
         self._search.tell(corrected)
 
     def _seek(self) -> None:

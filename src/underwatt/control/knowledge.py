@@ -84,11 +84,13 @@ class Knowledge:
         self._idle_w: dict[PowerMode, tuple[float, float]] = {}  # with what steps drew at it
         self.drift = Drift()
         self._drift_std_w = 0.0
+        self._unsure: list[Setting] = []  # measured since the device was last seen to be as it was taken to be
         self._agreed: Setting | None = None  # the last that was as it was known to be
         self._leap: _Leap | None = None  # that nothing has confirmed yet
         self.mistaken = False  # whether settings were found to be other than known, until a search has heard of it
         for measurement in known:
             self.add(measurement)
+        self._unsure.clear()
 
     def add(self, measurement: Measurement) -> None:
         """Take in a measurement, as it would be without drift."""
@@ -97,6 +99,7 @@ class Knowledge:
             self._too_large = min(self._too_large, size)
         elif measurement.usable and size in self._rows:
             self._known[measurement.setting] = measurement
+            self._unsure.append(measurement.setting)
             if self._leap is not None:
                 self._leap.added.append(measurement.setting)
 
@@ -122,11 +125,13 @@ class Knowledge:
             extra_w = max(drift.extra_w + left_w, -LARGEST_RELIEF * known.power_w)
             self.drift = Drift(extra_w, min(max(drift.slow_factor * slow, 0.5), 20.0))
             self._drift_std_w = LEAP * known.power_w
-            self._doubt(setting, drift)
+            if not self._was_mistaken(setting, drift):
+                self._forget_unsure(setting)
             return True
         if not math.isfinite(power_w):
             return False
         self._agreed = setting
+        self._unsure.clear()
         if self._leap is not None and setting not in (self._leap.setting, *self._leap.added):
             self._leap = None  # confirmed
         setting_std = max(_half_width(known.power_w_ci95) / 2, LEAST_STD * known.power_w)
@@ -141,7 +146,7 @@ class Knowledge:
         )
         return False
 
-    def _doubt(self, setting: Setting, before: Drift) -> None:
+    def _was_mistaken(self, setting: Setting, before: Drift) -> bool:
         """After a leap that came with a change of setting, and another one back with the next, the first was none.
 
         Then that setting was mistaken, such as one that was measured beside a process which ended unseen. Without this,
@@ -149,18 +154,26 @@ class Knowledge:
         """
         leap, now = self._leap, self.drift
         if leap is not None and leap.setting == setting:
-            return  # the rest of it: sensors lag
+            return False  # the rest of it: sensors lag
         self._leap = None if self._agreed in (None, setting) else _Leap(setting, before)
         if leap is None or self._leap is None:
-            return
+            return False
         is_back = abs(now.extra_w - leap.before.extra_w) < RETURNED * abs(before.extra_w - leap.before.extra_w)
         if not is_back:
-            return
+            return False
         self._leap, self.mistaken = None, True
         more_w, slower = before.extra_w - leap.before.extra_w, before.slow_factor / leap.before.slow_factor
-        for wrong in {leap.setting, *leap.added} - {setting}:
-            known = self._known[wrong]
-            self._known[wrong] = Drift(-more_w, 1 / slower).seen_from(known)
+        for wrong in ({leap.setting, *leap.added} - {setting}) & self._known.keys():
+            self._known[wrong] = Drift(-more_w, 1 / slower).seen_from(self._known[wrong])
+        return True
+
+    def _forget_unsure(self, setting: Setting) -> None:
+        """After a leap at a setting: what was measured since that one may have been measured after the leap as well."""
+        unsure, self._unsure = self._unsure, []
+        after = unsure[len(unsure) - unsure[::-1].index(setting) :] if setting in unsure else unsure
+        for wrong in ({*after} - {setting}) & self._known.keys():
+            del self._known[wrong]
+            self.mistaken = True
 
     def was_disturbed(self, setting: Setting, power_w: float, step_s: float) -> bool:
         """Whether a known setting draws so much less now, at the same pace, that something else drew then."""
@@ -172,6 +185,7 @@ class Knowledge:
         self._known.clear()
         self._idle_w.clear()
         self.drift, self._drift_std_w, self._agreed, self._leap = Drift(), 0.0, None, None
+        self._unsure.clear()
         for measurement in seen:
             self.add(measurement)
 

@@ -20,6 +20,7 @@ from underwatt.errors import SensorError
 from underwatt.measure.measurement import MeasureOptions
 from underwatt.measure.steady import UNJUDGED_AFTER_CHANGE_S
 from underwatt.planning.problem import DEFAULT_WINDOW_S
+from underwatt.planning.search import GLIMPSE
 
 if TYPE_CHECKING:
     from underwatt.budget import Budget
@@ -296,7 +297,8 @@ def as_given_up(state: ControlState, found: Measurement, now_s: float, read_w: f
     shown = -math.expm1(-max(since_s - ROUGH_S / 2, ROUGH_S) / lag_s)
     settled_w = state.changed_from_w + (read_w - state.changed_from_w) / shown
     power_w = max(read_w, min(settled_w, MOST_UNSEEN * read_w))
-    return replace(found, power_w=power_w, peak_w=power_w, power_w_ci95=ROUGH * power_w / shown, cost_s=since_s)
+    seen = replace(found, power_w=power_w, peak_w=power_w, power_w_ci95=ROUGH * power_w / shown, cost_s=since_s)
+    return replace(seen, step_s_ci95=found.step_s, steps=GLIMPSE)
 
 
 def drifted(state: ControlState, now_s: float) -> ControlState:
@@ -307,12 +309,15 @@ def drifted(state: ControlState, now_s: float) -> ControlState:
 # Searching
 
 
-def may_search(state: ControlState, now_s: float, level_ends_s: float) -> bool:
-    """Whether a search may begin: all is well, the watts stay, and are held, or cannot be by what is known."""
+def may_search(state: ControlState, now_s: float, level_ends_s: float, *, is_over: bool = False) -> bool:
+    """Whether a search may begin: all is well, the watts stay, and are held, or cannot be by what is known.
+
+    ``is_over`` where the last window is above the budget: pauses bring that back first.
+    """
     if state.sensor_lost_s is not None or state.throttle.active:
         return False
     if state.phase is not Phase.HOLDING and not (state.phase is Phase.CORRECTING and not state.room.fits_something()):
         return False
-    if now_s < state.step_time_from_s or (state.room.may_pause and now_s - state.fell_s < REPAID_S):
+    if now_s < state.step_time_from_s or (state.room.can_pause and (is_over or now_s - state.fell_s < REPAID_S)):
         return False
     return now_s - state.level_s >= LEAST_SINCE_S and level_ends_s - now_s >= LEAST_AHEAD_S
