@@ -45,7 +45,8 @@ def test_watts_that_somebody_lowered_are_kept_for_a_while_before_settings_are_tr
     assert control.may_search(lower, 106.1, math.inf)
     higher = control.with_budget(lower, LiveBudget(Budget(power_w=9.0)), 200.0, 200.0, OPTIONS, changed=True)
     assert control.may_search(higher, 201.1, math.inf), "more watts are used at once"
-    assert not control.may_search(higher, 201.1, math.inf, is_over=True), "the mean comes back first"
+    assert not control.may_search(lower, 119.9, math.inf, is_over=True), "the mean comes back first"
+    assert control.may_search(lower, 120.1, math.inf, is_over=True), "pauses do not bring it back"
 
 
 # The sensor

@@ -383,7 +383,8 @@ class Controller(Actuator):
             if self._is_to_be_checked(found):
                 return
         if over_w and self.knowledge.measurements():
-            self._search.tried_in_vain(room)
+            if self._search.tried_in_vain(room):
+                self._check_found()
             # Back to what is known: if that draws more too, it is the device that has changed, and not the setting.
             self._use_best(Phase.CORRECTING, f"{over_w:.2f} W were read while a setting was measured")
         else:

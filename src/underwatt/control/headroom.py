@@ -280,10 +280,12 @@ class LevelSearch:
         """The search for the watts in force is over."""
         self.done_w.append(room.left_w)
 
-    def tried_in_vain(self, room: Headroom) -> None:
+    def tried_in_vain(self, room: Headroom) -> bool:
         """What was tried draws too much; where pauses may hold watts that nothing keeps without, one try is enough."""
-        if self.done_w and self._search.best is None and room.can_pause:
+        is_enough = bool(self.done_w) and self._search.best is None and room.can_pause
+        if is_enough:
             self.ends(room)
+        return is_enough
 
     def tell(self, measurement: Measurement) -> None:
         """Take in a measurement, as it would be without drift."""

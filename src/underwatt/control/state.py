@@ -36,7 +36,7 @@ DEVICE_STATE_PERIOD_S = 1.0  # how often the device is asked whether it slows it
 LEAST_SINCE_S, LEAST_AHEAD_S = 1.0, 2.0
 # A setting that is given up soon: how well its power is known, over how long it is read, and how much more it may be.
 ROUGH, ROUGH_S, MOST_UNSEEN = 0.05, 0.3, 1.5
-REPAID_S = 6.0  # after a fall, pauses first bring the mean of 5 s back within the budget
+REPAID_S, LONGEST_REPAID_S = 6.0, 20.0  # after a fall, pauses first bring the mean of 5 s back within the budget
 
 
 class Phase(str, Enum):
@@ -318,6 +318,7 @@ def may_search(state: ControlState, now_s: float, level_ends_s: float, *, is_ove
         return False
     if state.phase is not Phase.HOLDING and not (state.phase is Phase.CORRECTING and not state.room.fits_something()):
         return False
-    if now_s < state.step_time_from_s or (state.room.can_pause and (is_over or now_s - state.fell_s < REPAID_S)):
+    waits_s = LONGEST_REPAID_S if is_over else REPAID_S
+    if now_s < state.step_time_from_s or (state.room.can_pause and now_s - state.fell_s < waits_s):
         return False
     return now_s - state.level_s >= LEAST_SINCE_S and level_ends_s - now_s >= LEAST_AHEAD_S

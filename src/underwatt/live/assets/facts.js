@@ -91,16 +91,10 @@ function showTotals(facts) {
   put("energy-more", known(facts.energy_j) && !energy(facts.energy_j).endsWith(" J") ? `${count(facts.energy_j)} J` : "");
   put("speed", known(facts.samples_s) ? count(facts.samples_s) : "–");
   put("speed-more", known(facts.step_s)
-<<<<<<< HEAD
-    ? `${figure(1000 * facts.step_s, 3)} ms a step, ${count(facts.samples)} so far` : "");
+    ? `pauses counted; ${figure(1000 * facts.step_s, 3)} ms a step, ${count(facts.samples)} so far` : "");
   const verdict = facts.verdict;
   put("over", duration(verdict ? verdict.over_s : facts.over_s));
   at("over").classList.toggle("bad", verdict ? verdict.held === false : facts.at_s > 0 && facts.over_s / facts.at_s > 0.01);
-=======
-    ? `pauses counted; ${figure(1000 * facts.step_s, 3)} ms a step, ${count(facts.samples)} so far` : "");
-  put("over", duration(facts.over_s));
-  at("over").classList.toggle("bad", facts.at_s > 0 && facts.over_s / facts.at_s > 0.01);
->>>>>>> main
   const share = facts.at_s > 0 ? (100 * facts.over_s) / facts.at_s : 0;
   put("over-more", verdict ? verdict.words : `${figure(share, 2)}% of the run; whole seconds whose mean is over 2% above, a sensor’s lag after a ` +
     "change included. The report leaves that out.");
