@@ -153,8 +153,7 @@ class _Command:
                 continue
             if starts >= MOST_STARTS or steps_s < SHORTEST_S:
                 raise StepError(
-                    f"The command's steps at batch size {size} were over after {steps_s:.2g} s, before they could be "
-                    f"measured{f' (started {starts} times)' if starts > 1 else ''}.",
+                    f"The command's steps were over after {steps_s:.2g} s, before they could be measured.",
                     hint="Give it more to do, have it ask (docs/commands.md), or use `underwatt profile` beforehand.",
                 )
         if pilot.energy_left_j <= 0:
