@@ -228,6 +228,11 @@ def test_where_no_batch_size_fits_the_run_ends(tmp_path: Path) -> None:
         world.run(6.0, (8,))
 
 
+def stop_at_700(pilot: Pilot) -> None:
+    if pilot.samples > 700:
+        raise KeyboardInterrupt
+
+
 def test_killed_and_resumed(tmp_path: Path) -> None:
     world = World(
         tmp_path,
@@ -244,7 +249,7 @@ def test_killed_and_resumed(tmp_path: Path) -> None:
         """,
     )
     with pytest.raises(KeyboardInterrupt):
-        world.run(6.0, (8,), until(2.0), known=True)
+        world.run(6.0, (8,), stop_at_700, known=True)
     with pytest.raises(InputError, match="There is a run in"):
         world.run(6.0, (8,), known=True)
     first = sum(n for n in world.sizes if n < 10000)

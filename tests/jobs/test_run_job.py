@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shlex
 import signal
 import sqlite3
 from collections.abc import Iterator
@@ -10,14 +11,17 @@ from pathlib import Path
 
 import pytest
 import torch
+import typer
 from run_world import tuned, virtual
 from train_world import blobs, log_in, train
 
 from underwatt.budget import Budget, parse_budget
+from underwatt.cli import run as cli_run
 from underwatt.control.live_budget import LiveBudget
 from underwatt.errors import BudgetError, InputError, StepError
 from underwatt.events import BudgetChanged, Event, Measured, Noted, Resumed, SettingChanged, Started
 from underwatt.jobs import checkpoint
+from underwatt.jobs.runs import RunOptions, again, threads_note
 from underwatt.runlog.inbox import claimed_folder, register_run
 
 
@@ -225,3 +229,33 @@ def test_a_loader_worker_that_dies_ends_the_run_with_a_checkpoint(tmp_path: Path
     assert (end.outcome, end.restored) == ("failed", True)
     sign.unlink()
     assert train(tmp_path / "run", job, resume=True, limit=1000).samples >= 1000
+
+
+def test_the_line_that_goes_on_with_a_run_can_be_pasted(tmp_path: Path) -> None:
+    options = RunOptions(budget="08:00-18:00=15W,else=7W", device="virtual:nano", batch_sizes=(8, 16), set_modes=False)
+    line = shlex.split(again(options, ["my job.py:blobs"], tmp_path / "a run"))
+    assert line[:2] == ["underwatt", "run"]
+    given = common_options(line[2:])
+    assert given["job"] == ["my job.py:blobs"]
+    assert given["budget"] == options.budget
+    assert (given["batch_sizes"], given["no_modes"], given["resume"]) == ("8,16", True, True)
+    assert given["folder"] == tmp_path / "a run"
+    words = ["python", "train.py", "--batch-size", "{batch_size}"]
+    given = common_options(shlex.split(again(RunOptions(budget=3.5, limit_samples=1e6), words, tmp_path))[2:])
+    assert (given["job"], given["budget"], given["limit_samples"]) == (words, "3.5W", 1e6)
+
+
+def common_options(words: list[str]) -> dict[str, object]:
+    """What the command line understands by them."""
+    command = typer.main.get_command(cli_run.app).commands["run"]  # type: ignore[attr-defined]
+    return command.make_context("run", words).params
+
+
+def test_a_busy_machine_is_given_a_hint(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "getloadavg", lambda: (9.0, 9.0, 9.0))
+    monkeypatch.setattr(os, "cpu_count", lambda: 2)
+    assert threads_note() is None, "conftest has set the threads"
+    monkeypatch.delenv("OMP_NUM_THREADS")
+    assert "OMP_NUM_THREADS=1" in (threads_note() or "")
+    monkeypatch.setattr(os, "getloadavg", lambda: (0.5, 0.5, 0.5))
+    assert threads_note() is None
