@@ -356,7 +356,7 @@ def test_underwatt_killed_leaves_no_command(tmp_path: Path) -> None:
         world.run(6.0, (8,), known=True)
     """
     with subprocess.Popen([sys.executable, "-c", textwrap.dedent(driver), str(tmp_path)]) as process:
-        deadline_s = time.monotonic() + 30
+        deadline_s = time.monotonic() + 90
         while not world.note.exists() or len(world.sizes) < 20:
             assert time.monotonic() < deadline_s
             time.sleep(0.05)
