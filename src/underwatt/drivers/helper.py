@@ -88,8 +88,12 @@ class Link:
 
     def _connected(self) -> socket.socket:
         made = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        made.settimeout(ANSWER_S)
-        made.connect(self.path)
+        try:
+            made.settimeout(ANSWER_S)
+            made.connect(self.path)
+        except OSError:
+            made.close()
+            raise
         self._heard = b""
         return made
 
@@ -133,6 +137,7 @@ class RemoteBoard:
         self._begin()
         told = self._ask("describe")
         if told.get("protocol") != PROTOCOL:
+            self.link.close()
             hint = f"Install this one's: {INSTALL}."
             raise DeviceError(f"The helper at {path} is of another version of Underwatt.", hint=hint)
         self.identity = Identity(**told["identity"])

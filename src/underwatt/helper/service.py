@@ -18,7 +18,7 @@ import time
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from . import LONGEST, PROTOCOL
-from .errors import DeviceBusyError, DeviceError, InputError, UnderwattError
+from .errors import DeviceError, InputError, UnderwattError
 from .keeper import Process, say
 from .sensors import ThermalZones
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from .keeper import Keeper
 
 MOST_CLIENTS, MOST_OF_A_USER = 64, 16
-SHARE, BURST_S = 0.5, 1.0  # of the helper's time a user may take so much, and for so long all of it
+SHARE, HOLDERS_SHARE, BURST_S = 0.25, 0.75, 1.0  # of the time for all who do not hold the board, and for who does
 HALF_A_LINE_S, SILENT_S = 10.0, 600.0
 _PAUSE_S = 0.02
 _PEER_GROUPS = getattr(socket, "SO_PEERGROUPS", 59)
@@ -78,26 +78,43 @@ class Client:
         self.link, self.peer = link, peer
         self.process = Process(peer.pid)
         self.waiting = b""
-        self.heard_s = time.monotonic()
-        self.paused = self.closed = False
+        self.heard_s = self.answered_s = time.monotonic()
+        self.listens, self.closed = False, False
         self.thermal: ThermalZones | None = None  # over-current events since this client last asked
+
+
+class Purse:
+    """The time of the only thread that some clients may take together: a share of it, and a while at once."""
+
+    def __init__(self, share: float) -> None:
+        self._share, self._left_s, self._since_s = share, BURST_S, time.monotonic()
+
+    def is_open(self) -> bool:
+        """Whether some is left."""
+        now_s = time.monotonic()
+        self._left_s = min(BURST_S, self._left_s + (now_s - self._since_s) * self._share)
+        self._since_s = now_s
+        return self._left_s > 0
+
+    def pay(self, since_s: float) -> None:
+        """Some was taken, from a moment until now."""
+        self._left_s -= time.monotonic() - since_s
 
 
 class Service:
     """Answers until it is told to end, and puts the board back then."""
 
-    def __init__(self, keeper: "Keeper", listener: socket.socket, group: int, share: float = SHARE) -> None:
+    def __init__(self, keeper: "Keeper", listener: socket.socket, group: int) -> None:
         self.keeper = keeper
-        self._listener, self._group, self._share = listener, group, share
+        self._listener, self._group = listener, group
         self._selector = selectors.DefaultSelector()
         self._clients: list[Client] = []
-        self._purses: dict[int, tuple[float, float]] = {}  # by user: seconds of this thread that are left, since when
-        self._ended = False
+        self._holders, self._others = Purse(HOLDERS_SHARE), Purse(SHARE)
+        self._ended = self._accepts = False
 
     def run(self) -> int:
         """Serve; returns an exit code: 0 where everything is as it was found."""
         self._listener.setblocking(False)
-        self._selector.register(self._listener, selectors.EVENT_READ, self._accept)
         alarm, wake = socket.socketpair()
         for end in (alarm, wake):
             end.setblocking(False)
@@ -107,12 +124,27 @@ class Service:
         self._selector.register(alarm, selectors.EVENT_READ, lambda: alarm.recv(64))
         self._quietly(self.keeper.finish_killed)
         while not self._ended:
-            for key, _ in self._selector.select(self._wait_s()):
-                key.data()
-            self._quietly(self.keeper.tick)
-            self._look_after_clients()
+            self.turn()
         self._quietly(lambda: self.keeper.end("is told that the helper ends"))
         return 1 if self.keeper.trouble else 0
+
+    def turn(self) -> None:
+        """Hear who speaks, answer one line, and see what time has brought."""
+        self._accept_or_not(self._others.is_open())
+        waiting = [client for client in self._clients if b"\n" in client.waiting]
+        able = [client for client in waiting if self._purse_of(client).is_open()]
+        if able:
+            # The holder first, then who was answered longest ago: nobody can keep the others from being heard.
+            self._answer_line(min(able, key=lambda client: (not self._holds(client), client.answered_s)))
+        busy = bool(able) or any(b"\n" in client.waiting for client in self._clients)
+        for key, _ in self._selector.select(self._wait_s(0.0 if able else _PAUSE_S if busy else None)):
+            key.data()
+        self._quietly(self.keeper.tick)
+        now_s = time.monotonic()
+        for client in list(self._clients):
+            left_s = (HALF_A_LINE_S if client.waiting else SILENT_S) - (now_s - client.heard_s)
+            if left_s < 0 and client.listens and not self._holds(client):
+                self._close(client)
 
     def _end(self, *_: object) -> None:
         self._ended = True
@@ -124,12 +156,19 @@ class Service:
         except DeviceError as exc:
             say(str(exc))
 
-    def _wait_s(self) -> "float | None":
-        waits = [self.keeper.wait_s, _PAUSE_S if any(client.paused for client in self._clients) else None]
+    def _wait_s(self, at_most_s: "float | None") -> "float | None":
+        waits = [at_most_s, self.keeper.wait_s, None if self._accepts else _PAUSE_S]
         waits.append(HALF_A_LINE_S if self._clients else None)
         return min((wait for wait in waits if wait is not None), default=None)
 
     # Connections
+
+    def _accept_or_not(self, accepts: bool) -> None:
+        if accepts and not self._accepts:
+            self._selector.register(self._listener, selectors.EVENT_READ, self._accept)
+        elif self._accepts and not accepts:
+            self._selector.unregister(self._listener)
+        self._accepts = accepts
 
     def _accept(self) -> None:
         begun_s = time.monotonic()
@@ -143,30 +182,38 @@ class Service:
         except OSError:
             link.close()
             return
-        user = client.peer.user
-        if user != 0 and self._group not in client.peer.groups:
-            say(f"user {user} is not in the group and was refused")
-            self._answer(client, refusal(InputError("Only root and the helper's group may speak to it.")))
-            self._close(client)
-        elif not (self._may_ask(user) and self._has_room(user)):
-            self._answer(client, refusal(DeviceBusyError("The helper has too much to do already.")))
-            self._close(client)
-        else:
+        if client.peer.user == 0 or self._group in client.peer.groups:
+            self._make_room(client.peer.user)
             self._clients.append(client)
-            self._selector.register(link, selectors.EVENT_READ, lambda: self._hear(client))
+            self._listen(client, True)
             if client.process.file is not None:
                 self._selector.register(client.process.file, selectors.EVENT_READ, lambda: self._close(client))
-            self._pay(user, time.monotonic() - begun_s)
+        else:
+            say(f"user {client.peer.user} is not in the group and was refused")
+            self._answer(client, refusal(InputError("Only root and the helper's group may speak to it.")))
+            self._close(client)
+        self._others.pay(begun_s)
 
-    def _has_room(self, user: int) -> bool:
-        """Whether one more of a user can be heard; the one of them that has been silent for longest may have to go."""
-        others = [client for client in self._clients if client.peer.user == user and not self._holds(client)]
-        if len(others) >= MOST_OF_A_USER:
-            self._close(min(others, key=lambda client: client.heard_s))
-        return len(self._clients) < MOST_CLIENTS
+    def _make_room(self, user: int) -> None:
+        """Where a user, or all, have too many connections, the one goes that has been silent for longest."""
+        others = [client for client in self._clients if not self._holds(client)]
+        of_user = [client for client in others if client.peer.user == user]
+        crowd = of_user if len(of_user) >= MOST_OF_A_USER else others if len(others) >= MOST_CLIENTS else []
+        if crowd:
+            self._close(min(crowd, key=lambda client: client.heard_s))
 
     def _holds(self, client: Client) -> bool:
         return self.keeper.hold is not None and self.keeper.hold.owner is client
+
+    def _purse_of(self, client: Client) -> Purse:
+        return self._holders if self._holds(client) else self._others
+
+    def _listen(self, client: Client, listens: bool) -> None:
+        if listens and not client.listens:
+            self._selector.register(client.link, selectors.EVENT_READ, lambda: self._hear(client))
+        elif client.listens and not listens:
+            self._selector.unregister(client.link)
+        client.listens = listens
 
     def _close(self, client: Client) -> None:
         """End a connection, and with it a hold; also because its process has ended, while its children keep it open."""
@@ -175,25 +222,17 @@ class Service:
         client.closed = True
         if client in self._clients:
             self._clients.remove(client)
+            self._listen(client, False)
             if client.process.file is not None:
                 self._selector.unregister(client.process.file)
-            if not client.paused:
-                self._selector.unregister(client.link)
         if self._holds(client):
             self._quietly(lambda: self.keeper.end("is gone"))
         client.process.forget()
         client.link.close()
 
-    def _look_after_clients(self) -> None:
-        now_s = time.monotonic()
-        for client in list(self._clients):
-            if client.paused:
-                self._answer_lines(client)
-            elif now_s - client.heard_s > (HALF_A_LINE_S if client.waiting else SILENT_S) and not self._holds(client):
-                self._close(client)
-
     def _hear(self, client: Client) -> None:
-        if client.closed or client.paused:
+        """Take what a client has sent; no more of it before it has its answer."""
+        if client.closed or not client.listens:
             return
         try:
             heard = client.link.recv(LONGEST)
@@ -201,51 +240,25 @@ class Service:
             return
         except OSError:
             heard = b""
-        if not heard:
-            self._close(client)
-            return
         if not client.waiting:
             client.heard_s = time.monotonic()
         client.waiting += heard
-        self._answer_lines(client)
-
-    def _answer_lines(self, client: Client) -> None:
-        """Answer the lines that are there, as long as the user has not asked for too much; then they wait."""
-        while b"\n" in client.waiting[: LONGEST + 1] and not client.closed:
-            if not self._may_ask(client.peer.user):
-                self._pause(client, True)
-                return
-            line, _, client.waiting = client.waiting.partition(b"\n")
-            client.heard_s = time.monotonic()
-            self._answer(client, self._reply(client, line))
-            self._pay(client.peer.user, time.monotonic() - client.heard_s)
-        if not client.closed and len(client.waiting) > LONGEST:
+        if not heard:
+            self._close(client)
+        elif b"\n" in client.waiting[: LONGEST + 1]:
+            self._listen(client, False)
+        elif len(client.waiting) > LONGEST:
             self._answer(client, refusal(InputError(f"A message is at most {LONGEST} bytes long.")))
             self._close(client)
-        elif not client.closed:
-            self._pause(client, False)
 
-    def _pause(self, client: Client, pause: bool) -> None:
-        if client.paused != pause:
-            client.paused = pause
-            if pause:
-                self._selector.unregister(client.link)
-            else:
-                self._selector.register(client.link, selectors.EVENT_READ, lambda: self._hear(client))
-
-    def _may_ask(self, user: int) -> bool:
-        left_s, since_s = self._purses.get(user, (BURST_S, 0.0))
-        now_s = time.monotonic()
-        left_s = min(BURST_S, left_s + (now_s - since_s) * self._share)
-        if left_s >= BURST_S:
-            self._purses.pop(user, None)  # nothing to remember of it
-        else:
-            self._purses[user] = left_s, now_s
-        return left_s > 0
-
-    def _pay(self, user: int, busy_s: float) -> None:
-        left_s, since_s = self._purses.get(user, (BURST_S, time.monotonic()))
-        self._purses[user] = left_s - busy_s, since_s
+    def _answer_line(self, client: Client) -> None:
+        purse, client.answered_s = self._purse_of(client), time.monotonic()
+        line, _, client.waiting = client.waiting.partition(b"\n")
+        self._answer(client, self._reply(client, line))
+        client.heard_s = time.monotonic()
+        purse.pay(client.answered_s)
+        if not client.closed:
+            self._listen(client, b"\n" not in client.waiting)
 
     def _answer(self, client: Client, answer: "dict[str, Any]") -> None:
         """Send a line; who does not read its answers is not waited for."""
