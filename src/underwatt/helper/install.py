@@ -50,6 +50,7 @@ StartLimitIntervalSec=0
 ExecStart={PYTHON} -sEB -m {PACKAGE} --group {GROUP}
 WorkingDirectory=/{FOLDER}
 Restart=always
+RestartPreventExitStatus=2
 RestartSec=100ms
 TimeoutStopSec=30
 OOMScoreAdjust=-900
