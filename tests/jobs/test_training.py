@@ -140,6 +140,34 @@ def test_a_step_that_is_done_again_loses_nothing():
     assert whole_passes(training.model.shown, 40)
 
 
+def test_a_batch_in_parts_learns_as_a_whole_one_does():
+    def trained(divided):
+        training = Training(make(data=Listed(50), test_data=Listed(5), model=Seen), 20)
+        if divided:
+            assert training.divide(20) == 10
+            assert training.divide() == 5
+            assert training.next_parts == [5, 5, 5, 5]
+        losses = []
+        for size in (20, 20, 13, 4):
+            training.set_batch_size(size)
+            losses.append(training.step().item())
+        training.close()
+        assert whole_passes(training.model.shown, 50)
+        return losses, training
+
+    whole, one = trained(False)
+    parts, other = trained(True)
+    assert parts == pytest.approx(whole, rel=1e-4)
+    assert one.samples == other.samples
+    for mine, theirs in zip(one.model.parameters(), other.model.parameters(), strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-6)
+
+
+def test_a_single_sample_cannot_be_divided_nor_a_job_that_wants_whole_batches():
+    assert Training(make(), 1).divide() == 0
+    assert Training(make(accumulate=False), 64).divide() == 0
+
+
 @pytest.mark.parametrize("workers", [0, 1])
 def test_a_restored_training_goes_on_bit_by_bit_as_if_nothing_had_happened(workers, tmp_path):
     def model():

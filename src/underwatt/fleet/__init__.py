@@ -9,7 +9,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from underwatt.fleet.board import Local as Local, round as round
+    from underwatt.fleet.board import Local as Local, round as round  # noqa: A004 - as users write it
     from underwatt.fleet.grid import SimulatedGrid as SimulatedGrid, SimulatedNode as SimulatedNode
     from underwatt.fleet.site import Site as Site
     from underwatt.fleet.strategy import FleetStrategy as FleetStrategy

@@ -6,8 +6,8 @@ with underwatt.fleet.round(context, msg, optimizer=optimizer) as local:
         local.step(loss)
 reply = Message(RecordDict({"arrays": arrays, "metrics": metrics, **local.records()}), reply_to=msg)
 
-Everything that a single board has is at work inside: the search while training, pauses, the session that puts the device
-back. What was learned is kept in the node's state between rounds, and in a store for other runs.
+Everything that a single board has is at work inside: the search while training, pauses, the session that puts the
+device back. What was learned is kept in the node's state between rounds, and in a store for other runs.
 """
 
 from __future__ import annotations
@@ -171,10 +171,11 @@ class Local:
                 idle_w=held.get("idle-w"),
             )
             if self._optimizer is not None:
-                from underwatt.adapters.tuner import RateFollower, Tuner
+                from underwatt.adapters.follow import RateFollower
+                from underwatt.adapters.tuner import Tuner
 
                 rate = RateFollower(self._optimizer, self._lr_batch_size or max(self._sizes))
-                self._tuner = stack.enter_context(Tuner(self._pilot, rate, contextlib.ExitStack()))
+                self._tuner = stack.enter_context(Tuner(self._pilot, [rate], contextlib.ExitStack()))
             else:
                 stack.enter_context(self._pilot)
             self._stack = stack.pop_all()

@@ -48,9 +48,8 @@ class SimulatedNode:
 
     def transfer_s(self, message: Message) -> float:
         """How long a message takes either way."""
-        size = sum(
-            array.data.__len__() for record in message.content.array_records.values() for array in record.values()
-        )
+        records = message.content.array_records.values()
+        size = sum(len(array.data) for record in records for array in record.values())
         return self.latency_s + size / self.bytes_per_s
 
 
@@ -65,7 +64,7 @@ class Exchange:
     arrived_s: float  # inf where no reply came
 
 
-class SimulatedGrid(Grid):
+class SimulatedGrid(Grid):  # type: ignore[misc]
     """Runs the app of each node in this process; ``loss`` is the share of messages that the network loses, each way."""
 
     def __init__(

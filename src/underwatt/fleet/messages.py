@@ -1,4 +1,4 @@
-"""What travels between server and boards beside the model: plain scalars and lists, as a ``ConfigRecord`` takes them."""
+"""What travels between server and boards beside the model: scalars and lists, as a ``ConfigRecord`` takes them."""
 
 from __future__ import annotations
 

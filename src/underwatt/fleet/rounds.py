@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 
 # Samples to the target grow as 1 + b / NOISE_BATCH where nothing else is known of them; METHODS compares values.
 NOISE_BATCH = 256.0
-# Chosen with benchmarks/fleet.py --methods oracle, which tries fixed lengths: where rounds begin and end, as multiples of
-# what communication takes, and by how much one is longer than the one before it.
+# Chosen with benchmarks/fleet.py --methods oracle, which tries fixed lengths: where rounds begin and end, as multiples
+# of what communication takes, and by how much one is longer than the one before it.
 FIRST_TIMES, LAST_TIMES, GROWTH = 4.0, 12.0, 1.05
 # While boards still search, rounds are long enough to measure several settings in each.
 SEARCH_S = 20.0
@@ -65,7 +65,8 @@ class Fronts:
         points = [point for front in fronts for point in front]
         if points:
             flat[np.arange(width) < lengths[:, None]] = np.asarray(points, dtype=float)
-        return cls(*(np.ascontiguousarray(flat[:, :, at]) for at in range(4)), np.asarray(idle_w, dtype=float))
+        sizes, watts, samples_s, highs_s = (np.ascontiguousarray(flat[:, :, at]) for at in range(4))
+        return cls(sizes, watts, samples_s, highs_s, np.asarray(idle_w, dtype=float))
 
     def __len__(self) -> int:
         return len(self.idle_w)
@@ -208,8 +209,8 @@ def course_of(optimizer: object) -> Course:
 def scales(progress: Sequence[float], weights: Sequence[float]) -> list[float]:
     """By what each board's update is multiplied, so that none counts more because it did more work.
 
-    The update of board i becomes (mean of all a) / a_i times itself, where a is the progress and the mean is weighted by
-    data: FedNova. A board without progress has no update.
+    The update of board i becomes (mean of all a) / a_i times itself, where a is the progress and the mean is weighted
+    by data: FedNova. A board without progress has no update.
     """
     total = math.fsum(weights)
     if total <= 0:

@@ -36,9 +36,9 @@ class Lease:
 class Site:
     """The watts of one source and who may draw them; moments are those of the server's clock.
 
-    ``budget`` may be a schedule, whose seconds are those of the server's clock. ``floor_w`` is what a board draws at most
-    without a lease, by node, or for all. ``delivery_s`` is the longest that a message may be on its way. ``equal=True``
-    divides equally instead, for comparison.
+    ``budget`` may be a schedule, whose seconds are those of the server's clock. ``floor_w`` is what a board draws at
+    most without a lease, by node, or for all. ``delivery_s`` is the longest that a message may be on its way.
+    ``equal=True`` divides equally instead, for comparison.
     """
 
     def __init__(
@@ -124,7 +124,7 @@ def divide(
     count = max(int((free > 0).sum()), 1)
     granted = floor_w.astype(float).copy()
     if equal or not known.any():
-        return granted + _equally(np.where(free > 0, most_w - floor_w, 0.0), spare_w)
+        return np.asarray(granted + _equally(np.where(free > 0, most_w - floor_w, 0.0), spare_w))
     shared_w = spare_w * unknown.sum() / count
     granted += _equally(np.where(unknown, most_w - floor_w, 0.0), shared_w)
     left_w = spare_w - float((granted - floor_w)[unknown].sum())
@@ -147,7 +147,7 @@ def divide(
         found = floor_w
     granted = np.where(known, found, granted)
     rest_w = spare_w - float((granted - floor_w).sum())
-    return granted + _equally(np.where(free > 0, most_w - granted, 0.0), max(rest_w, 0.0))
+    return np.asarray(granted + _equally(np.where(free > 0, most_w - granted, 0.0), max(rest_w, 0.0)))
 
 
 def _equally(room_w: Floats, spare_w: float) -> Floats:
@@ -161,4 +161,4 @@ def _equally(room_w: Floats, spare_w: float) -> Floats:
     levels = (spare_w - filled) / (count - np.arange(count))
     at = np.flatnonzero(levels <= order)
     level = levels[at[0]] if len(at) else np.inf
-    return np.minimum(room_w, level)
+    return np.asarray(np.minimum(room_w, level))

@@ -1,4 +1,4 @@
-"""The server's side: rounds in which every board works as long as the others, around any averaging strategy of Flower's.
+"""The server's side: rounds in which every board works as long as the others, around a strategy of Flower's.
 
 The strategy inside samples the boards and averages, as it always does. What is added stands between the two: each board
 is asked for what it can do in the round, and its update is brought to a common measure before it is averaged.
@@ -196,14 +196,15 @@ class FleetStrategy(Strategy):  # type: ignore[misc]
         read = [(reply, self._read(reply)) for reply in good]
         with_work = [(reply, report) for reply, report in read if report is not None and report.progress > 0]
         if not with_work:
-            return self.inner.aggregate_train(server_round, [reply for reply, report in read if report is None])
+            made = [reply for reply, report in read if report is None]
+            return self.inner.aggregate_train(server_round, made)  # type: ignore[no-any-return]
         weights = [float(max(report.data, 1)) for _, report in with_work]
         factors = scales([report.progress for _, report in with_work], weights)
         made = []
-        for (reply, report), weight, factor in zip(with_work, weights, factors, strict=True):
+        for (reply, _), weight, factor in zip(with_work, weights, factors, strict=True):
             self._scale(reply, weight, factor if self.normalise else 1.0)
             made.append(reply)
-        return self.inner.aggregate_train(server_round, made)
+        return self.inner.aggregate_train(server_round, made)  # type: ignore[no-any-return]
 
     def _read(self, reply: Any) -> Report | None:
         if KEY not in reply.content:

@@ -6,6 +6,7 @@ skipped or repeated where a step is done again, or a training goes on from a che
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from functools import partial
 from itertools import islice
@@ -106,12 +107,14 @@ class EndlessBatches(_Batches):
     """One batch after another: shuffled passes laid end to end, so that every batch is full.
 
     There is no pause between passes, and a batch may be larger than the data. The batch size may be changed on the
-    way: the next batch has it.
+    way: the next batch has it. One of more than ``most_at_once`` samples is handed out in parts, which ``steps`` names.
     """
 
     def __init__(self, length: int, batch_size: int, seed: int) -> None:
         super().__init__()
         self.batch_size = batch_size
+        self.most_at_once: float = math.inf
+        self.steps: deque[list[int]] = deque()  # the parts of each step that was not trained on yet, oldest first
         self._length = length
         self._generator = torch.Generator().manual_seed(seed)
 
@@ -119,7 +122,24 @@ class EndlessBatches(_Batches):
         while True:
             while len(self._waiting) < self.batch_size:
                 self._waiting += torch.randperm(self._length, generator=self._generator).tolist()
-            yield self._hand_out(self.batch_size)
+            self.steps.append(self.next_parts())
+            for part in self.steps[-1]:
+                yield self._hand_out(part)
+
+    def next_parts(self) -> list[int]:
+        """The parts of the next step, as equal as can be."""
+        parts = math.ceil(self.batch_size / min(self.most_at_once, self.batch_size))
+        return step_parts(self.batch_size, math.ceil(self.batch_size / parts), parts)
+
+    def trained(self) -> None:
+        """The oldest step was trained on."""
+        for _ in self.steps.popleft():
+            self.handed_out.popleft()
+
+    def take_back(self) -> None:
+        """Hand out again, in the same order, what was not trained on."""
+        super().take_back()
+        self.steps.clear()
 
     def state(self) -> dict[str, Any]:
         """Where the stream stands, as after ``take_back``."""
@@ -131,6 +151,7 @@ class EndlessBatches(_Batches):
         self._generator.set_state(state["generator"])
         self._waiting = deque(state["waiting"])
         self.handed_out.clear()
+        self.steps.clear()
 
 
 class PassBatches(_Batches):

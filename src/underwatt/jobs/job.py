@@ -89,6 +89,7 @@ class Job:
     lr_batch_size: int = 128
     lr_rule: LrRule | None = None  # linear for SGD, square root for all others where absent
     batch_sizes: Sequence[int] = DEFAULT_BATCH_SIZES
+    accumulate: bool = True  # a batch beyond memory is trained in parts; False where samples of one are compared
     collate: Callable[[list[Any]], Any] | None = None
     num_workers: int = 0
     device: str | None = None  # CUDA where there is one, else the CPU

@@ -16,6 +16,8 @@ from underwatt.control.state import Phase
 from underwatt.device.base import SimulatesLoad
 from underwatt.errors import InputError, OutOfMemoryError, StepError
 from underwatt.events import BudgetChanged, Ended, Noted, Progressed
+from underwatt.measure.series import smallest_too_large
+from underwatt.records import Status
 from underwatt.runlog.inbox import Inbox, claimed_folder, register_run
 from underwatt.runlog.log import RunLog, read_log
 from underwatt.store.store import Saver
@@ -31,7 +33,7 @@ if TYPE_CHECKING:
     from underwatt.jobs.checkpoint import Progress
     from underwatt.jobs.job import Job
     from underwatt.measure.workload import Workload
-    from underwatt.records import Profile, WorkloadInfo
+    from underwatt.records import Measurement, Profile, WorkloadInfo
     from underwatt.runlog.run_record import RunRecord, Verdict
     from underwatt.store.store import Store
 
@@ -164,7 +166,17 @@ class Run:
         stack.enter_context(claimed_folder(self.folder))
         self.options.check_folder(self.folder)
 
-    def pilot(self, stack: contextlib.ExitStack, workload: WorkloadInfo, **more: Any) -> Pilot:
+    def known(self, workload: WorkloadInfo) -> Sequence[Measurement]:
+        """What was measured of a workload on this device before."""
+        return self.store.measurements(self.store.profile_id(self.device.info, workload), telling=True)
+
+    def pilot(
+        self,
+        stack: contextlib.ExitStack,
+        workload: WorkloadInfo,
+        known: Sequence[Measurement] | None = None,
+        **more: Any,
+    ) -> Pilot:
         """A pilot with a log and an inbox in the run's folder."""
         log, inbox = stack.enter_context(RunLog(self.folder / LOG_NAME)), Inbox(self.folder)
         warning = stack.enter_context(register_run(self.folder, workload.name, self.device.info.name))
@@ -176,7 +188,7 @@ class Run:
             self.batch_sizes,
             self.live,
             convergence=self.convergence,
-            known=self.store.measurements(self.store.profile_id(self.device.info, workload), telling=True),
+            known=self.known(workload) if known is None else known,
             references=self.references,
             set_modes=self.options.set_modes,
             saver=Saver(self.store, self.device.info, workload),
@@ -216,7 +228,10 @@ def run_job(run: Run, job: Job) -> RunResult:
         stack.callback(training.close)
         if state is not None:
             training.restore(state)
-        pilot = replace(run, batch_sizes=sizes).pilot(stack, workload, cost=cost, elapsed_s=taken.elapsed_s)
+        known = run.known(workload)
+        if math.isfinite(too_large := smallest_too_large(known)) and training.divide(int(too_large)):
+            known = [one for one in known if one.status is not Status.OUT_OF_MEMORY]
+        pilot = replace(run, batch_sizes=sizes).pilot(stack, workload, known, cost=cost, elapsed_s=taken.elapsed_s)
         pilot.target = job.target
         if progress is not None:
             pilot.continues(

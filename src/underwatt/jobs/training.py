@@ -90,33 +90,39 @@ class Training:
         self._order.batch_size = batch_size
 
     @property
-    def next_batch_size(self) -> int:
-        """The size of the batch that the next step trains on."""
-        return len(self._order.handed_out[0]) if self._order.handed_out else self._order.batch_size
+    def next_parts(self) -> list[int]:
+        """The parts of the batch that the next step trains on: one, unless all of it does not fit into memory."""
+        return self._order.steps[0] if self._order.steps else self._order.next_parts()
 
     def step(self) -> torch.Tensor:
         """Train on one batch; the loss stays on the device, so that a GPU is not waited for."""
         return self.learn(self.fetch())
 
-    def fetch(self) -> Any:
-        """The next batch, on the device; the model is as it was."""
+    def fetch(self) -> list[Any]:
+        """The parts of the next batch, on the device; the model is as it was."""
         assert self._batches is not None, "closed"
-        return to_device(next(self._batches), self.device)
+        first = to_device(next(self._batches), self.device)
+        return [first, *(to_device(next(self._batches), self.device) for _ in self._order.steps[0][1:])]
 
-    def learn(self, batch: Any) -> torch.Tensor:
-        """Change the model by the batch that was fetched last."""
-        if (size := len(self._order.handed_out[0])) != self.batch_size:
+    def learn(self, parts: list[Any]) -> torch.Tensor:
+        """Change the model by the batch that was fetched last; the mean of its parts' gradients is its own."""
+        sizes = self._order.steps[0]
+        if (size := sum(sizes)) != self.batch_size:
             self.scale_rate(self.batch_size, size)
             self.batch_size = size
         self.model.train()
         self.optimizer.zero_grad(set_to_none=True)
-        loss = loss_of(self.job, *forward(self.job, self.model, batch))
-        loss.backward()  # type: ignore[no-untyped-call]
+        mean: Any = 0.0
+        for part, samples in zip(parts, sizes, strict=True):
+            loss = loss_of(self.job, *forward(self.job, self.model, part))
+            loss = loss if len(parts) == 1 else loss * (samples / size)
+            loss.backward()  # type: ignore[no-untyped-call]
+            mean = mean + loss.detach()
         self.optimizer.step()
-        self._order.handed_out.popleft()
+        self._order.trained()
         self.steps += 1
         self.samples += self.batch_size
-        return loss.detach()
+        return mean
 
     def scale_rate(self, from_size: int, to_size: int) -> None:
         """Have the learning rate of each group of parameters, which may have its own, follow the batch size."""
@@ -124,6 +130,17 @@ class Training:
         for group in self.optimizer.param_groups:
             # Exactly the job's own where it is that, whatever batch sizes were on the way.
             group["lr"] = after if group["lr"] == before else group["lr"] * (after / before)
+
+    def divide(self, too_large: int = 0) -> int:
+        """A part of so many samples, or of the next step, does not fit into memory: the largest from now on.
+
+        0 where the job wants whole batches, or a part is a single sample. A step that was begun is to be done again.
+        """
+        too_large = too_large or max(self.next_parts)
+        if not self.job.accumulate or too_large < 2:
+            return 0
+        self._order.most_at_once = math.ceil(too_large / 2)
+        return math.ceil(too_large / 2)
 
     def redo(self, batch_size: int) -> None:
         """A step did not fit into memory: its samples, and all that were prepared, come again in smaller batches."""

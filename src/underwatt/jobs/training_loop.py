@@ -111,17 +111,24 @@ class _Loop:
     def _step(self) -> None:
         pilot, training = self._pilot, self._training
         training.set_batch_size(pilot.batch_size)
-        size = training.next_batch_size
+        parts = training.next_parts
+        size = sum(parts)
         with watch_updates() as update_begun:
             try:
-                pilot.simulate(size)
+                for part in parts:
+                    pilot.simulate(part)
                 with self._guard.step():
                     loss = call_job(size, self._learn)
             except OutOfMemoryError:
                 if update_begun.is_set():
                     hint = "Go on from the last checkpoint with --resume, and smaller batch sizes (-b)."
                     raise half_updated(size, hint) from None
-                training.redo(pilot.out_of_memory(size))
+                if part := training.divide():
+                    text = f"Batch size {size} does not fit into memory as a whole: its gradients are added up, {part}"
+                    pilot.note("info", f"{text} samples at a time.")
+                    training.redo(size)
+                else:
+                    training.redo(pilot.out_of_memory(size))
                 self._guard.model_intact = True
                 return
         pilot.stepped(training.batch_size, self._latest_loss.of(loss))
@@ -171,7 +178,7 @@ class _Loop:
     def _test(self) -> bool:
         """Test the model; whether it has reached its target."""
         pilot, training, begin_s = self._pilot, self._training, self._pilot.elapsed_s
-        size = min(EVALUATION_BATCH, 3 * training.batch_size)  # so that it takes about as long as a step
+        size = min(EVALUATION_BATCH, 3 * max(training.next_parts))  # so that it takes about as long as a step
         devices = [training.device] if training.device.type == "cuda" else []
         # Random numbers that a test draws are not missing in the training, where it is cut short and done again.
         with pilot.testing() as tested, torch.random.fork_rng(devices):

@@ -240,7 +240,7 @@ def measure_noise_scale(job: Job, batch_size: int, *, steps: int = 200) -> Noise
     model = training.model.train()
     meter = NoiseScaleMeter()
     for _ in range(steps):
-        halves = [training.fetch() for _ in range(2)]
+        halves = [training.fetch()[0] for _ in range(2)]
         meter.backward(model.parameters(), [loss_of(job, *forward(job, model, part)) for part in halves], half)
         training.optimizer.step()
     training.close()
