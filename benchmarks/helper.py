@@ -91,7 +91,7 @@ class World:
         while self.mount.settled(0.0) != self.found or self.helper.journals:
             if time.monotonic() - since_s > PATIENCE_S:
                 return float("inf")
-            time.sleep(0.002)
+            time.sleep(0.01)  # looking keeps the mount busy, too
         return time.monotonic() - since_s
 
 

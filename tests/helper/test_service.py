@@ -405,6 +405,7 @@ def test_root_and_the_helper_do_not_set_one_board_at_once(one: World, monkeypatc
         pass
     one.link.close()
     assert one.restored_in_s() < 1
+    one.helper.ask("describe")  # answered when all of that is over, the lock let go, too
     with Session(JetsonDevice(one.mount.root)), pytest.raises(DeviceBusyError):
         one.helper.ask("hold")
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from underwatt.drivers.helper import Link
-from underwatt.helper.install import copy_to
+from underwatt.helper.install import NICE, copy_to
 
 JETPACKS = {"3.6": "JetPack 4", "3.8": "JetPack 5", "3.10": "JetPack 6"}
 NOBODY = 65534
@@ -44,6 +44,8 @@ class Helper:
         environment = {"PATH": os.environ["PATH"], "UNDERWATT_STATE": str(self.state)}
         with self._log.open("ab") as log:
             self.process = subprocess.Popen([*before, *self._command], cwd=self._parent, stderr=log, env=environment)
+        with suppress(OSError):
+            os.setpriority(os.PRIO_PROCESS, self.process.pid, NICE)  # as its unit has it
         end_s = time.monotonic() + 15.0
         while time.monotonic() < end_s:
             with suppress(OSError), socket.socket(socket.AF_UNIX) as link:

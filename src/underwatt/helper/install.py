@@ -19,6 +19,7 @@ FOLDER = "opt/underwatt"
 UNITS = "etc/systemd/system"
 NAME = "underwatt-helper"
 PYTHON = "/usr/bin/python3"
+NICE = -10  # a training and its loaders may keep every core busy, and what puts back must not wait for them
 BY_HAND = f"cd /{FOLDER} && sudo {PYTHON} -sEB -m {PACKAGE}"
 
 SOCKET_UNIT = f"""\
@@ -53,6 +54,7 @@ Restart=always
 RestartPreventExitStatus=2
 RestartSec=100ms
 TimeoutStopSec=30
+Nice={NICE}
 OOMScoreAdjust=-900
 StateDirectory=underwatt
 StateDirectoryMode=0755
