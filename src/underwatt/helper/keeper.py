@@ -150,11 +150,13 @@ class Keeper:
 
     def finish_killed(self) -> None:
         """Put back what was left by a session that was killed, the helper's or root's own."""
-        self._lock.acquire("underwatt-helper")
+        # A note that any member could leave must not keep it from putting back.
+        lock = DeviceLock(self.board.identity, heeds=lambda user: user == 0)
+        lock.acquire("underwatt-helper")
         try:
             self._finish_journal()
         finally:
-            self._lock.release()
+            lock.release()
 
     def tick(self) -> None:
         """What time brings: a lease that has run out, a holder that has ended, another try to put something back."""

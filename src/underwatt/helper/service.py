@@ -98,7 +98,8 @@ class Purse:
 
     def pay(self, since_s: float) -> None:
         """Some was taken, from a moment until now."""
-        self._left_s -= time.monotonic() - since_s
+        self.is_open()
+        self._left_s = max(-BURST_S, self._left_s - (self._since_s - since_s))
 
 
 class Service:
