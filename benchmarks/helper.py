@@ -15,6 +15,7 @@ boards that are mounted through FUSE with the manners of their kernels. A row ha
 from __future__ import annotations
 
 import argparse
+import ast
 import os
 import statistics
 import subprocess
@@ -227,7 +228,7 @@ def _busy_share(helper: Helper, for_s: float) -> float:
 
 
 def lines() -> list[dict[str, Any]]:
-    """Lines of the folder; blank ones and comments count."""
+    """Lines of the folder: all of them, and those that are neither blank nor comments or docstrings."""
     folder = REPOSITORY / "src" / "underwatt" / "helper"
     rows = []
     for what, names, asked in (
@@ -235,12 +236,24 @@ def lines() -> list[dict[str, Any]]:
         ("lines shared with the driver", SHARED, ""),
         ("lines of the installation", ("install.py", "__init__.py"), ""),
     ):
-        counts = {name: len((folder / name).read_text().splitlines()) for name in names}
+        texts = {name: (folder / name).read_text() for name in names}
+        counts = {name: len(text.splitlines()) for name, text in texts.items()}
+        code = sum(len(_code_lines(text)) for text in texts.values())
         told_as = ", ".join(f"{name} {count}" for name, count in counts.items())
-        row = {"what": what, "python": "", "board": "", "found": f"{sum(counts.values())} ({told_as})", "asked": asked}
-        rows.append({**row, "lines": counts})
+        found = f"{sum(counts.values())}, {code} of them code ({told_as})"
+        row = {"what": what, "python": "", "board": "", "found": found, "asked": asked}
+        rows.append({**row, "lines": counts, "code": code})
         told(row, COLUMNS)
     return rows
+
+
+def _code_lines(text: str) -> set[int]:
+    said: set[int] = set()
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
+            said |= set(range(node.lineno, (node.end_lineno or 0) + 1))
+    numbered = enumerate(text.splitlines(), 1)
+    return {number for number, line in numbered if line.strip() and line.strip()[0] != "#"} - said
 
 
 def main() -> None:
