@@ -49,13 +49,12 @@ class World:
     def set(self, lease: str, **mode: float) -> None:
         self.link.ask("apply", lease=lease, mode=mode or self.low())
 
-    def restored_in_s(self, limit_s: float = 5.0) -> float:
-        """How long it takes until everything is as it was found."""
+    def wait_until_restored(self, limit_s: float = 10.0) -> None:
+        """Wait until everything is as it was found; how soon it is on an idle machine, benchmarks/helper.py says."""
         begun_s = time.monotonic()
         while self.mount.settled(0.0) != self.found or self.helper.journals:
             assert time.monotonic() - begun_s < limit_s, self.helper.said()
             time.sleep(0.005)
-        return time.monotonic() - begun_s
 
     def is_found(self) -> bool:
         return self.mount.settled() == self.found
@@ -141,7 +140,7 @@ def test_what_was_found_is_on_disk_before_anything_is_changed(world: World) -> N
     }
     world.mount.tell("lag", "0.01")
     world.helper.start()
-    assert world.restored_in_s() < 5
+    world.wait_until_restored()
 
 
 # However a hold ends
@@ -184,7 +183,7 @@ def test_put_back_when_the_holder_is_killed_while_its_workers_keep_the_socket(wo
     holder = start_holder(world)
     try:
         holder.kill()
-        assert world.restored_in_s() < 1
+        world.wait_until_restored()
         world.hold()  # and the next one may
     finally:
         end_workers(holder)
@@ -197,7 +196,7 @@ def test_put_back_when_the_lease_runs_out(world: World) -> None:
     world.link.ask("hold", lease=lease)  # a sign of life
     time.sleep(0.6)
     assert not world.is_found()
-    assert world.restored_in_s() < 2
+    world.wait_until_restored()
     with pytest.raises(LeaseError):
         world.set(lease)
     assert world.is_found()
@@ -215,7 +214,7 @@ def test_put_back_when_it_starts_again_after_a_crash(world: World) -> None:
     world.helper.stop(signal.SIGKILL)
     assert not world.is_found()
     world.helper.start()
-    assert world.restored_in_s() < 2
+    world.wait_until_restored()
     assert not world.helper.journals
 
 
@@ -404,7 +403,7 @@ def test_root_and_the_helper_do_not_set_one_board_at_once(one: World, monkeypatc
     with pytest.raises(DeviceBusyError, match="underwatt-helper for process"), Session(JetsonDevice(one.mount.root)):
         pass
     one.link.close()
-    assert one.restored_in_s() < 1
+    one.wait_until_restored()
     one.helper.ask("describe")  # answered when all of that is over, the lock let go, too
     with Session(JetsonDevice(one.mount.root)), pytest.raises(DeviceBusyError):
         one.helper.ask("hold")

@@ -60,7 +60,7 @@ def status(as_json: bool = common.AS_JSON, root: str = ROOT) -> None:
         common.say_json(found)
     else:
         installed = "installed" if found["current"] else "of another version: install it again"
-        common.OUT.print(f"helper: {installed if found['installed'] else 'not installed'}")
+        common.OUT.print(f"helper: {installed if found['installed'] else 'not installed here'}")
         common.say(f"{'[green]✓[/]' if found['answers'] else '[red]✗[/]'} {escape(str(found['says']))}")
         if found["trouble"]:
             common.say(f"[red]✗[/] {escape(str(found['trouble']))}")
