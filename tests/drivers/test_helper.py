@@ -316,9 +316,9 @@ def test_tune_trains_through_it(helper: Helper, mount: Mount) -> None:
 
 
 @pytest.mark.slow
-def test_check_moves_every_knob_through_it(helper: Helper, mount: Mount, folder: Path) -> None:
+def test_check_looks_through_it(helper: Helper, mount: Mount) -> None:
     found = mount.settled()
-    report = underwatt.check(f"helper:{helper.socket}", set_knobs=True, listener=lambda _event: None)
-    moved = {trial.knob for trial in report.trials}
-    assert moved == {"cpu_cores", "cpu_mhz", "gpu_mhz", "mem_mhz"}
+    report = underwatt.check(f"helper:{helper.socket}", listener=lambda _event: None)
+    assert report.idle_w > 0
+    assert {knob.name for knob in report.knobs} == {"cpu_cores", "cpu_mhz", "gpu_mhz", "mem_mhz"}
     assert mount.settled() == found
