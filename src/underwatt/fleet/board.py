@@ -30,6 +30,7 @@ from underwatt.control.live_budget import LiveBudget, now_on_the_wall_s
 from underwatt.control.pilot import Pilot
 from underwatt.control.state import Phase
 from underwatt.convergence.curve import samples_to_target
+from underwatt.device.base import SimulatesLoad
 from underwatt.device.registry import open_device
 from underwatt.errors import InputError
 from underwatt.events import Measured
@@ -37,6 +38,7 @@ from underwatt.fleet.messages import KEY, Report, Work, front_of, profile_text, 
 from underwatt.fleet.rounds import NOISE_BATCH, Course, course_of
 from underwatt.jobs.data import fillable
 from underwatt.jobs.identity import loop_info
+from underwatt.jobs.load import RESNET18
 from underwatt.records import Profile, lasting
 
 if TYPE_CHECKING:
@@ -61,7 +63,7 @@ class BoardOptions:
     ``device``, ``budget`` (such as ``10W``, or a schedule) and ``store`` (a file that keeps what was measured for
     other runs) can stand in ``--node-config``. ``lr_batch_size`` is what the optimizer's rate suits; it is the batch
     size of the user's loader otherwise. With ``share_profile=False`` the modes that were measured stay on the board.
-    ``cost`` is what a step costs, for simulated boards only.
+    ``cost`` is what a step costs, for simulated boards only; without it they are charged for one of ResNet18.
     """
 
     device: str | Device = ""
@@ -154,6 +156,7 @@ class Local:
         self._store = str(options.store or node.get("store") or "")
         self._workload = loop_info(options.name)
         self._course: Course | None = None
+        self._own: Schedule | None = None  # watts of the board's own, from the round's start on
         self._data, self._size = 0, 0
         self._before: tuple[Measurement, ...] = ()  # measured in earlier rounds
         self._now: list[Measurement] = []  # and in this one
@@ -193,7 +196,7 @@ class Local:
             train_s=train_s,
             energy_j=pilot.energy_j,
             power_w=pilot.energy_j / train_s if train_s > 0 else 0.0,
-            budget_w=pilot.controller.budget_w,
+            budget_w=self._own.power_w(train_s) if self._own else math.inf,
             over=verdict.worst_over,
             held=verdict.judgement.value,
             batch_size=pilot.batch_size,
@@ -326,15 +329,20 @@ class Local:
             sizes,
             self._live_budget(),
             convergence=samples_to_target({size: 1e6 * (1 + size / noise) for size in options.batch_sizes}),
-            cost=options.cost,
+            cost=options.cost or (RESNET18 if isinstance(self.device, SimulatesLoad) else None),
             known=known,
-            references=[read_profile(self.work.reference)] if self.work.reference and not known else [],
+            references=() if known else self._references(),
             saver=saver,
             listener=self._hear,
             options=options.control,
             idle_w=self._state.values.get("idle-w"),
         )
         return self._pilot
+
+    def _references(self) -> list[Profile]:
+        """What boards of the same kind have measured of the same network, if the server knows some."""
+        found = map(read_profile, self.work.references)
+        return [one for one in found if one.device.id == self.device.info.id and one.workload.id == self._workload.id]
 
     def _known(self) -> tuple[tuple[Measurement, ...], Any]:
         """What earlier rounds and runs have measured, and who keeps what this one measures."""
@@ -359,14 +367,15 @@ class Local:
             since_s = max(self._clock.now_s() - float(self._state.values.get("begun-s", self._begun_s)), 0.0)
             pieces = course.pieces(since_s, since_s + DAY_S)
             course = Schedule.of((begin_s - since_s, level_w) for begin_s, _, level_w in pieces)
-        elif course is not None and work.lease_s:
-            course = course.starting_at(day_s)
+        elif course is not None:
+            course = course.starting_at(day_s % course.period_s if course.period_s else 0.0)
+        self._own = course
         if work.lease_s:
-            pieces = course.pieces(0.0, work.lease_s) if course else [(0.0, work.lease_s, math.inf)]
-            after_w = course.power_w(work.lease_s) if course else math.inf
+            lease_s = max(work.lease_s - (self._clock.now_s() - self._begun_s), 1e-3)
+            pieces = course.pieces(0.0, lease_s) if course else [(0.0, lease_s, math.inf)]
+            after_w = course.power_w(lease_s) if course else math.inf
             leased = [(begin_s, min(level_w, work.lease_w)) for begin_s, _, level_w in pieces]
-            course = Schedule.of([*leased, (work.lease_s, min(after_w, work.floor_w))])
+            course = Schedule.of([*leased, (lease_s, min(after_w, work.floor_w))])
         if course is None:
             return LiveBudget(self._budget)
-        wall = None if simulated or course.period_s is None else now_on_the_wall_s
-        return LiveBudget(replace(self._budget, power_w=None, schedule=course), time_of_day_s=day_s, wall_clock=wall)
+        return LiveBudget(replace(self._budget, power_w=None, schedule=course))

@@ -40,8 +40,9 @@ REMEMBERED = 0.7
 # Replies may come so much later than planned, as a share of the round and in seconds; then they are not waited for.
 LATE_SHARE, LATE_S = 0.1, 1.0
 SAME_LEVEL = 0.03  # budgets this close to each other need no search of their own, as on a board
-# Where nothing is known of a board's link yet.
-FIRST_OVERHEAD_S = 1.0
+# Where nothing is known of a board's link yet: what is planned with, and how long it is waited for.
+FIRST_OVERHEAD_S, FIRST_WAIT_S = 1.0, 180.0
+MOST_REFERENCES = 8
 STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
 
 
@@ -128,7 +129,7 @@ class FleetStrategy(Strategy):  # type: ignore[misc]
                 batch_size=int(plan.batch_size[at]) if state.searched else 0,
                 steps=int(plan.steps[at]),
                 noise_batch=self.noise_batch,
-                reference=self._reference(state),
+                references=self._references(state),
                 **leases.get(nodes[at], {}),
             )
             record = RecordDict(dict(message.content))
@@ -171,11 +172,12 @@ class FleetStrategy(Strategy):  # type: ignore[misc]
     def _late_s(length_s: float) -> float:
         return LATE_S + LATE_SHARE * length_s
 
-    def _reference(self, state: BoardState) -> str:
-        """A profile of another board of its kind, for one that has not measured anything yet."""
+    def _references(self, state: BoardState) -> tuple[str, ...]:
+        """What other boards have measured, for one that has not yet; it knows itself which of them is of its kind."""
         if state.report is None:
-            return next(iter(self._profiles.values()), "") if len(self._profiles) == 1 else ""
-        return "" if state.report.front_batch else self._profiles.get(state.report.kind, "")
+            return tuple(self._profiles.values())[-MOST_REFERENCES:]
+        found = self._profiles.get(state.report.kind, "")
+        return (found,) if found and not state.report.front_batch else ()
 
     def exchange(self, grid: Grid, messages: Sequence[Any], planned_s: float) -> tuple[list[Any], dict[int, float]]:
         """Send a round's messages and gather the replies, with when each came, in seconds since they were sent."""
@@ -190,13 +192,17 @@ class FleetStrategy(Strategy):  # type: ignore[misc]
         }
         replies: list[Any] = []
         arrived: dict[int, float] = {}
-        until_s = sent_s + planned_s + self._late_s(planned_s)
+        states = [self.boards[message.metadata.dst_node_id] for message in messages]
+        is_new = any(math.isnan(state.overhead_s) and not state.missed for state in states)
+        until_s = sent_s + planned_s + (FIRST_WAIT_S if is_new else self._late_s(planned_s))
         while waiting:
             now_s = self.clock.now_s()
             for reply in grid.pull_messages(list(waiting)):
                 waiting.discard(reply.metadata.reply_to_message_id)
                 replies.append(reply)
                 arrived[reply.metadata.src_node_id] = now_s - sent_s
+            if is_new and 2 * len(replies) > len(messages):  # so long it takes; the others get as much again
+                is_new, until_s = False, now_s + max(now_s - sent_s, planned_s)
             if now_s >= (until_s if waiting - doubtful else sent_s + planned_s):
                 break
             self.clock.sleep(POLL_S)
