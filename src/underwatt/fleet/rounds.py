@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from itertools import chain
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -64,9 +65,8 @@ class Fronts:
         width = max([1, *map(len, fronts)])
         flat = np.full((len(fronts), width, 4), np.nan)
         lengths = np.fromiter(map(len, fronts), dtype=np.intp, count=len(fronts))
-        points = [point for front in fronts for point in front]
-        if points:
-            flat[np.arange(width) < lengths[:, None]] = np.asarray(points, dtype=float)
+        values = chain.from_iterable(chain.from_iterable(fronts))
+        flat[np.arange(width) < lengths[:, None]] = np.fromiter(values, dtype=float).reshape(-1, 4)
         sizes, watts, samples_s, highs_s = (np.ascontiguousarray(flat[:, :, at]) for at in range(4))
         return cls(sizes, watts, samples_s, highs_s, np.asarray(idle_w, dtype=float))
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from underwatt.fleet.rounds import Floats, Fronts
 
-BISECTIONS = 50
+BISECTIONS = 32
 
 
 @dataclass(frozen=True, slots=True)
