@@ -8,7 +8,7 @@ network between them; a step takes as long as one of the same network does on th
 and links, and images are dealt anew. On the way one board's watts fall by a quarter and another board is lost. All
 run for ``LIMIT_S``; ``time_s`` is when the target was first met, ``final`` the mean accuracy of the last three rounds.
 
-wait       FedAvg: every board ``EPOCHS`` passes at batch size 32, in its fastest mode that fits; all are waited for
+wait       FedAvg: every board the same number of passes (``EPOCHS``) at batch size 32, in its fastest mode that fits; all are waited for
 drop       the same, and what is not there when two thirds are is left out
 prox       FedProx: at that moment all stop, and send what they have
 tiers      TiFL: three tiers by speed, one at random each round, which is waited for
@@ -66,9 +66,10 @@ if TYPE_CHECKING:
 METHODS = ("wait", "drop", "prox", "tiers", "nova", "underwatt", "oracle")
 SKEWS = {"iid": None, "0.5": 0.5, "0.1": 0.1}
 KINDS = ("nano", "tx2-nx", "xavier-agx", "orin-nano", "tx2", "orin-agx", "orin-nano-super")
-TARGETS = {"iid": 0.92, "0.5": 0.92, "0.1": 0.90}
+TARGETS = {"iid": 0.88, "0.5": 0.86, "0.1": 0.82}  # what ``wait`` reaches in some 200 s
 LIMIT_S = 300.0
-EPOCHS, SIZE = 2, 32  # chosen for ``wait``, on seeds that are not shown: 1, 2, 4 and 8 passes were tried
+# Chosen for ``wait`` on a seed that is not shown, by the accuracy after 200 s: the best of 1, 2, 4 and 10 passes.
+EPOCHS, SIZE = {"iid": 4, "0.5": 2, "0.1": 2}, 32
 NOVA_S, PROX = 8.0, 0.01
 LENGTHS_S = (6.0, 9.0, 13.0, 18.0, 25.0, 4.0)
 LOST_S, FALLS_S, FALLS_TO = 50.0, 40.0, 0.75
@@ -205,6 +206,7 @@ class Race:
             chance = np.random.default_rng((plan.seed, at))
             self.boards.append(Board(one, self.task.cost, rows[at], chance, idle_w))
         self.chance = np.random.default_rng(plan.seed)
+        self.epochs = next(EPOCHS[name] for name, skew in SKEWS.items() if skew == plan.skew)
 
     def run(self) -> dict[str, Any]:
         weights = first_weights(self.plan.seed)
@@ -264,7 +266,7 @@ class Race:
 
     def whole(self, board: Board) -> Work:
         """So many passes."""
-        steps = max(1, EPOCHS * len(board.rows) // SIZE)
+        steps = max(1, self.epochs * len(board.rows) // SIZE)
         done_s = board.done_s(self.now_s + board.link_s, SIZE, steps) + board.link_s
         return Work(SIZE, steps, done_s if done_s < board.plan.lost_s else math.inf)
 
