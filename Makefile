@@ -4,11 +4,12 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 LOWEST := .venv-lowest
+NEWEST := .venv-newest
 FLEET := .venv-fleet
 # The newest that installs; the oldest that is supported: make test-fleet FLOWER=1.30.0 FLEET=.venv-fleet-1.30
 FLOWER ?= 1.41.0
 
-.PHONY: setup test lint types tests test-lowest test-fleet docs wheel-check release demo clean
+.PHONY: setup test lint types tests test-lowest test-newest test-fleet docs wheel-check release demo clean
 
 setup: $(STAMP)
 
@@ -45,6 +46,13 @@ test-fleet:
 	$(FLEET)/bin/python -m pip install --quiet --disable-pip-version-check torch==2.13.0 flwr==$(FLOWER) -e ".[demo]" \
 		"pytest>=8.2" "pytest-timeout>=2.3" "hypothesis>=6.100"
 	OMP_NUM_THREADS=1 $(FLEET)/bin/python -m pytest -W default tests/fleet
+
+# The newest versions that there are, whatever constraints.txt names; PyTorch as pinned.
+test-newest:
+	test -x $(NEWEST)/bin/python || $(PYTHON) -m venv $(NEWEST)
+	$(NEWEST)/bin/python -m pip install --quiet --disable-pip-version-check --upgrade --upgrade-strategy eager \
+		torch==2.13.0 -e ".[dev]"
+	OMP_NUM_THREADS=1 $(NEWEST)/bin/python -m pytest -n $$(nproc) --dist worksteal
 
 # Warnings are errors, and so is a link that leads nowhere.
 docs: setup

@@ -44,8 +44,6 @@ from torch import nn
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "examples"))
 
-from underwatt.rivals.choices import Table, by_clock_alone, largest_batch
-
 from _table import Column, add_output, as_table, told, write
 from data import digits, grammar_text, text_windows
 from edge import costs, fits
@@ -73,6 +71,7 @@ from underwatt.measure.measurement import measure
 from underwatt.measure.steady import Settling
 from underwatt.predict.base import SettingArray
 from underwatt.records import ConvergenceRun, WorkloadCost, WorkloadInfo
+from underwatt.rivals.compare import Table, by_clock_alone, largest_batch
 from underwatt.store.store import Store
 
 if TYPE_CHECKING:

@@ -8,8 +8,7 @@ network between them; a step takes as long as one of the same network does on th
 and links, and images are dealt anew. On the way one board's watts fall by a quarter and another board is lost. All
 run for ``LIMIT_S``; ``time_s`` is when the target was first met, ``final`` the mean accuracy of the last three rounds.
 
-wait       FedAvg: every board the same number of passes (``EPOCHS``) at batch size 32, in its fastest mode that fits; all
-           are waited for
+wait       FedAvg: every board ``EPOCHS`` passes at batch size 32, in its fastest mode that fits; all are waited for
 drop       the same, and what is not there when two thirds are is left out
 prox       FedProx: at that moment all stop, and send what they have
 tiers      TiFL: three tiers by speed, one at random each round, which is waited for

@@ -18,7 +18,6 @@ import pytest
 import torch
 from run_world import HUGE, NET, Hurt, Numbers, found_mode, log_of, notes, train, tuned, virtual
 
-from underwatt.adapters.follow import RateFollower
 from underwatt.adapters.tuner import tune
 from underwatt.control.controller import Controller
 from underwatt.control.state import ControlOptions
@@ -29,6 +28,7 @@ from underwatt.drivers.virtual.simulated_board import VirtualBoard
 from underwatt.drivers.virtual.sysfs import SysfsBoard
 from underwatt.errors import ApplyError, BudgetError, InputError, OutOfMemoryError, SensorError
 from underwatt.events import BudgetChanged, Measured
+from underwatt.jobs.rates import RateFollower
 from underwatt.measure.meter import Meter
 from underwatt.runlog.inbox import post_budget, running_runs
 from underwatt.store.schema import connect

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import math
 import random
 import time
 from itertools import islice
@@ -67,8 +68,12 @@ def test_endless_batches_skip_and_repeat_nothing(length: int, seed: int) -> None
     trained: list[int] = []
     stream = iter(batches)
     for _ in range(60):
-        batches.batch_size = chance.randint(1, 2 * length)
-        batch = next(stream)
+        batches.batch_size, batches.most_at_once = chance.randint(1, 2 * length), chance.choice([math.inf, 1, 7])
+        parts = batches.next_parts()
+        batch = [index for part in parts for index in next(stream)]
+        assert batches.steps[0] == parts
+        assert max(parts) <= batches.most_at_once
+        assert max(parts) - min(parts) <= 1
         assert len(batch) == batches.batch_size
         if chance.random() < 0.3:
             batches.take_back()
@@ -76,11 +81,11 @@ def test_endless_batches_skip_and_repeat_nothing(length: int, seed: int) -> None
             continue
         if chance.random() < 0.2:
             other = EndlessBatches(length, 1, seed + 1)
-            batches.handed_out.popleft()
+            batches.trained()
             other.restore(batches.state())
             batches, stream = other, iter(other)
         else:
-            batches.handed_out.popleft()
+            batches.trained()
         trained += batch
     for begin in range(0, len(trained) - length + 1, length):
         assert sorted(trained[begin : begin + length]) == list(range(length))

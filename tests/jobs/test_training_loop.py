@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 from pathlib import Path
@@ -17,7 +18,7 @@ from underwatt.errors import InputError, OutOfMemoryError, SensorError, StepErro
 from underwatt.events import Measured, Noted, Scored
 from underwatt.jobs import checkpoint, training_loop
 from underwatt.jobs.training import Training
-from underwatt.records import Status
+from underwatt.records import Measurement, Status
 
 
 class Countdown:
@@ -122,6 +123,27 @@ def test_an_interrupted_test_of_the_model_is_made_again(tmp_path: Path, monkeypa
     ]
 
 
+def test_a_batch_beyond_memory_is_trained_in_parts_and_measured_as_such(tmp_path: Path) -> None:
+    def memory(numbers: torch.Tensor) -> None:
+        if len(numbers) > 8:
+            raise torch.OutOfMemoryError("CUDA out of memory.")
+
+    def first(name: str) -> Measurement:
+        return log_in(tmp_path / name / "run").of(Measured)[0].measurement
+
+    job = blobs(target=1.01, batch_sizes=(32,))
+    for name, limits in (("whole", ()), ("parts", (memory,))):
+        (tmp_path / name).mkdir()  # a store for each, as what was measured once is not measured again
+        with contextlib.ExitStack() as stack:
+            for limit in limits:
+                stack.enter_context(happening(limit))
+            train(tmp_path / name / "run", job, limit=8_000, every=20_000)
+    assert any("8 samples at a time" in note.text for note in log_in(tmp_path / "parts" / "run").of(Noted))
+    assert state_in(tmp_path / "parts" / "run")["samples"] == 8_000
+    assert first("parts").setting == first("whole").setting
+    assert first("parts").step_s > 1.5 * first("whole").step_s, "the true time, that of all parts"
+
+
 @pytest.mark.slow
 def test_ctrl_c_reaches_worker_processes_too_and_still_nothing_is_lost(tmp_path: Path) -> None:
     def as_from_a_terminal() -> None:
@@ -158,7 +180,7 @@ def test_out_of_memory_does_the_samples_again_in_smaller_batches(tmp_path: Path)
             raise KeyboardInterrupt
 
     after: list[int] = []
-    job = blobs(target=1.01, batch_sizes=(8, 32))
+    job = blobs(target=1.01, batch_sizes=(8, 32), accumulate=False)
     with happening(memory), pytest.raises(KeyboardInterrupt):
         train(tmp_path / "run", job, limit=200_000, every=20_000, watch=fill)
     assert full[0], "a large batch was tried"

@@ -28,9 +28,10 @@ FILE = Argument(..., help="The fleet, as a TOML file: [[boards]] with kind, budg
 
 def _read(path: Path) -> dict[str, Any]:
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        found: dict[str, Any] = tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as exc:
         raise InputError(f"{path} cannot be read: {exc}.", hint="docs/fleet.md shows such a file.") from exc
+    return found
 
 
 @_fleet_app.command("simulate")

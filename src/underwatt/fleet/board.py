@@ -212,7 +212,6 @@ class Local:
 
     # What the user's loop calls
 
-    @property
     def goes_on(self) -> bool:
         """Whether there is time for another step: one that would end after the round's end is not begun."""
         return not self.work.train_s or self._clock.now_s() + self._step_s <= self._begun_s + self.work.train_s
@@ -223,12 +222,13 @@ class Local:
         The batch size is the one that suits the board's watts, and the learning rate follows it from that of the
         loader's. Where the server sets no time, one pass. Asked for the next batch, the step is taken for done.
         """
-        from underwatt.adapters.follow import RateFollower, why_fixed
+        from underwatt.adapters.follow import why_fixed
         from underwatt.adapters.tuner import Tuner
+        from underwatt.jobs.rates import RateFollower
 
         if reason := why_fixed(loader):
             raise InputError(f"The batch size of this loader cannot be changed: {reason}.", hint="Use local.sizes().")
-        if not self.goes_on:
+        if not self.goes_on():
             return
         if self._tuner is None:
             self._course = course_of(optimizer)
@@ -254,7 +254,7 @@ class Local:
                 yield batch
                 tuner.step()
                 self._stepped()
-                if not self.goes_on:
+                if not self.goes_on():
                     return
             if not self.work.train_s:
                 return
@@ -267,7 +267,7 @@ class Local:
         self._course, self._data = Course(momentum), data
         pilot = self._stack.enter_context(self._make_pilot())
         self._last_s = self._clock.now_s()
-        while self.goes_on:
+        while self.goes_on():
             self._size = pilot.batch_size
             pilot.simulate(self._size)
             yield self._size

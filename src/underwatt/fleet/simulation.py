@@ -122,7 +122,7 @@ def _fixed_layers(torch: Any, filters: tuple[int, int]) -> Any:
 def _cost(torch: Any, fixed: Any) -> WorkloadCost:
     """Of a step of the whole network: the fixed layers run forward only."""
 
-    class Network(torch.nn.Module):  # type: ignore[misc,name-defined]
+    class Network(torch.nn.Module):  # type: ignore[misc]
         def __init__(self) -> None:
             super().__init__()
             self.fixed, self.hidden = fixed, torch.nn.Linear(FEATURES, HIDDEN)

@@ -15,7 +15,9 @@ from underwatt.control.pilot import Pilot
 from underwatt.control.state import Phase
 from underwatt.device.base import SimulatesLoad
 from underwatt.errors import InputError, OutOfMemoryError, StepError
-from underwatt.events import BudgetChanged, Ended, Noted, Progressed
+from underwatt.events import BudgetChanged, Ended, Noted, Progressed, Scored
+from underwatt.measure.series import smallest_too_large
+from underwatt.records import Status
 from underwatt.runlog.inbox import Inbox, claimed_folder, register_run
 from underwatt.runlog.log import RunLog, read_log
 from underwatt.store.store import Saver
@@ -31,7 +33,7 @@ if TYPE_CHECKING:
     from underwatt.jobs.checkpoint import Progress
     from underwatt.jobs.job import Job
     from underwatt.measure.workload import Workload
-    from underwatt.records import Profile, WorkloadInfo
+    from underwatt.records import Measurement, Profile, WorkloadInfo
     from underwatt.runlog.run_record import RunRecord, Verdict
     from underwatt.store.store import Store
 
@@ -118,8 +120,8 @@ def _plain(name: str) -> str:
 class RunResult:
     """How a run ended, and what it took.
 
-    ``outcome`` is ``reached``, ``limit``, ``energy spent``, ``diverged`` where the loss or the weights were no finite
-    numbers any more, or ``finished`` for a command that came to its own end.
+    ``outcome`` is ``reached``, ``limit``, ``plateau``, ``energy spent``, ``diverged`` where loss or weights were not
+    finite, or ``finished`` for what came to its own end: a command, or a job without a target.
     """
 
     outcome: str
@@ -129,6 +131,26 @@ class RunResult:
     elapsed_s: float
     energy_j: float
     folder: Path | None = None
+    best_score: float | None = None  # of the model in ``model``
+
+    @property
+    def model(self) -> Path | None:
+        """The weights that scored best: ``model.load_state_dict(torch.load(result.model))``."""
+        return self._file("model.pt")
+
+    @property
+    def last_model(self) -> Path | None:
+        """The weights as they were at the end."""
+        return self._file("last.pt")
+
+    def _file(self, name: str) -> Path | None:
+        path = None if self.folder is None else self.folder / name
+        return path if path is not None and path.is_file() else None
+
+    @property
+    def scores(self) -> tuple[Scored, ...]:
+        """Every test of the model, the earlier parts of a run that was resumed included."""
+        return self.record().of(Scored)
 
     def record(self) -> RunRecord:
         """All that its log holds."""
@@ -164,7 +186,17 @@ class Run:
         stack.enter_context(claimed_folder(self.folder))
         self.options.check_folder(self.folder)
 
-    def pilot(self, stack: contextlib.ExitStack, workload: WorkloadInfo, **more: Any) -> Pilot:
+    def known(self, workload: WorkloadInfo) -> Sequence[Measurement]:
+        """What was measured of a workload on this device before."""
+        return self.store.measurements(self.store.profile_id(self.device.info, workload), telling=True)
+
+    def pilot(
+        self,
+        stack: contextlib.ExitStack,
+        workload: WorkloadInfo,
+        known: Sequence[Measurement] | None = None,
+        **more: Any,
+    ) -> Pilot:
         """A pilot with a log and an inbox in the run's folder."""
         log, inbox = stack.enter_context(RunLog(self.folder / LOG_NAME)), Inbox(self.folder)
         warning = stack.enter_context(register_run(self.folder, workload.name, self.device.info.name))
@@ -176,7 +208,7 @@ class Run:
             self.batch_sizes,
             self.live,
             convergence=self.convergence,
-            known=self.store.measurements(self.store.profile_id(self.device.info, workload), telling=True),
+            known=self.known(workload) if known is None else known,
             references=self.references,
             set_modes=self.options.set_modes,
             saver=Saver(self.store, self.device.info, workload),
@@ -216,8 +248,11 @@ def run_job(run: Run, job: Job) -> RunResult:
         stack.callback(training.close)
         if state is not None:
             training.restore(state)
-        pilot = replace(run, batch_sizes=sizes).pilot(stack, workload, cost=cost, elapsed_s=taken.elapsed_s)
-        pilot.target = job.target
+        known = run.known(workload)
+        if math.isfinite(too_large := smallest_too_large(known)) and training.divide(int(too_large)):
+            known = [one for one in known if one.status is not Status.OUT_OF_MEMORY]
+        pilot = replace(run, batch_sizes=sizes).pilot(stack, workload, known, cost=cost, elapsed_s=taken.elapsed_s)
+        pilot.target = job.target if job.has_target else None
         if progress is not None:
             pilot.continues(
                 samples=training.samples,
@@ -232,7 +267,7 @@ def run_job(run: Run, job: Job) -> RunResult:
                 pilot.note("info", _going_on(training.samples, run.live, taken.elapsed_s, taken.posted))
             for text in filter(None, (damage, taken.warning, left_out)):
                 pilot.note("warning", text)
-            effort = Effort(every, run.options.limit_samples or math.inf)
+            effort = Effort(every, run.options.limit_samples or job.limit_samples)
             return train_under_budget(
                 pilot,
                 training,
@@ -250,26 +285,39 @@ class SoFar:
 
     elapsed_s: float = 0.0
     energy_j: float = 0.0
+    samples: int = 0
+    steps: int = 0
+    share: float = 0.0  # of the way to the target
     verdict: Verdict | None = None
     posted: BudgetChanged | None = None  # the budget that it was given on its way and kept to its end
     warning: str | None = None  # where its log is damaged
 
 
-def taken_so_far(log: Path, progress: Progress) -> SoFar:
-    """Also since the last checkpoint: what was lost was drawn all the same."""
+def taken_so_far(log: Path, progress: Progress | None = None) -> SoFar:
+    """Also since the last checkpoint, if there is one: what was lost was drawn all the same."""
+    elapsed_s, energy_j = (progress.elapsed_s, progress.energy_j) if progress else (0.0, 0.0)
     try:
         record = read_log(log)
     except InputError as exc:  # lost or damaged: the checkpoint is what matters
         warning = f"{exc.message} Time and energy count from the checkpoint; what was drawn after it does not."
-        return SoFar(progress.elapsed_s, progress.energy_j, warning=warning)
-    told_j = [event.energy_j for event in record.events if isinstance(event, (Progressed, Ended))]
-    counted = [energy_j for energy_j in told_j if math.isfinite(energy_j)]
+        return SoFar(elapsed_s, energy_j, warning=warning)
+    told = [event for event in record.events if isinstance(event, (Progressed, Ended))]
+    counted = [event.energy_j for event in told if math.isfinite(event.energy_j)]
+    shares = [event.share for event in record.of(Progressed) if event.share is not None]
     last_s = max([event.at_s for event in record.events] + record.power.at_s[-1:].tolist())
     budgets = record.of(BudgetChanged)
     posted = budgets[-1] if budgets and budgets[-1].why == "changed" else None
     # Later than all that was read before, and never 0 seconds, which would be taken for a run that begins.
-    elapsed_s, energy_j = max(progress.elapsed_s, last_s) + 1e-3, max([progress.energy_j, *counted[-1:]])
-    return SoFar(elapsed_s, energy_j, record.said, posted, record.warning)
+    return SoFar(
+        max(elapsed_s, last_s) + 1e-3,
+        max([energy_j, *counted[-1:]]),
+        max((event.samples for event in told), default=0),
+        max((event.steps for event in told), default=0),
+        max(shares, default=0.0),
+        record.said,
+        posted,
+        record.warning,
+    )
 
 
 def _going_on(samples: int, live: LiveBudget, elapsed_s: float, posted: BudgetChanged | None) -> str:

@@ -238,6 +238,29 @@ class Store:
         with self._reading() as connection:
             return _select_plans(connection)
 
+    def delete(self, what: str) -> str:
+        """Remove a profile by its number, a plan by ``plan:NUMBER``, or a workload's convergence runs by its id.
+
+        Gives in words what is gone.
+        """
+        with self._writing() as connection:
+
+            def gone(sql: str, key: str) -> int:
+                return connection.execute(sql, (key,)).rowcount
+
+            if what.isdecimal():
+                made = gone("DELETE FROM measurements WHERE profile_id = ?", what)
+                found = gone("DELETE FROM profiles WHERE id = ?", what)
+                words = f"profile {what} with {made} measurements" if found else ""
+            elif what.startswith("plan:"):
+                words = what if gone("DELETE FROM plans WHERE id = ?", what.removeprefix("plan:")) else ""
+            else:
+                made = gone("DELETE FROM convergence_runs WHERE workload_id = ?", what)
+                words = f"{made} convergence runs" if made else ""
+        if not words:
+            raise InputError(f"There is no {what!r} in this store.", hint="`underwatt store ls` lists what there is.")
+        return words
+
     def plan(self, plan_id: int) -> KeptPlan:
         """One plan by its number."""
         for kept in self.plans():
@@ -296,11 +319,14 @@ def _find_profile_id(connection: sqlite3.Connection, device: DeviceInfo, workloa
     """The number of a profile, made where there is none; other software makes another profile."""
     software = json.dumps([to_json(dict(info.software)) for info in (device, workload)], sort_keys=True)
     identity = (device.id, workload.id, hashlib.sha256(software.encode()).hexdigest()[:16])
-    query = "SELECT id FROM profiles WHERE (device_id, workload_id, software_id) = (?, ?, ?)"
+    query = "SELECT id, workload FROM profiles WHERE (device_id, workload_id, software_id) = (?, ?, ?)"
+    says = json.dumps(to_json(workload))
     for found in _select(connection, query, *identity):
+        if found["workload"] != says:  # its batch sizes, or its name, were changed since
+            connection.execute("UPDATE profiles SET workload = ? WHERE id = ?", (says, found["id"]))
         return int(found["id"])
     row = dict(zip(("device_id", "workload_id", "software_id"), identity, strict=True))
-    row |= {"device": json.dumps(to_json(device)), "workload": json.dumps(to_json(workload)), "created_at": _now()}
+    row |= {"device": json.dumps(to_json(device)), "workload": says, "created_at": _now()}
     return _insert(connection, "profiles", [row])
 
 

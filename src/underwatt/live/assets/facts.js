@@ -89,10 +89,9 @@ function showProgress(facts) {
 function showTotals(facts) {
   put("energy", energy(facts.energy_j));
   put("energy-more", known(facts.energy_j) && !energy(facts.energy_j).endsWith(" J") ? `${count(facts.energy_j)} J` : "");
-  const speed = known(facts.step_s) && facts.step_s > 0 ? facts.batch_size / facts.step_s : null;
-  put("speed", speed === null ? "–" : figure(speed, 3));
+  put("speed", known(facts.samples_s) ? count(facts.samples_s) : "–");
   put("speed-more", known(facts.step_s)
-    ? `${figure(1000 * facts.step_s, 3)} ms a step, ${count(facts.samples)} so far` : "");
+    ? `pauses counted; ${figure(1000 * facts.step_s, 3)} ms a step, ${count(facts.samples)} so far` : "");
   put("over", duration(facts.over_s));
   at("over").classList.toggle("bad", facts.at_s > 0 && facts.over_s / facts.at_s > 0.01);
   const share = facts.at_s > 0 ? (100 * facts.over_s) / facts.at_s : 0;
