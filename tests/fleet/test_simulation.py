@@ -13,7 +13,7 @@ pytest.importorskip("flwr", reason="Flower is not installed; `make test-fleet` r
 pytest.importorskip("sklearn", reason="the digits come with scikit-learn")
 
 from flwr.app import ConfigRecord, Context, Message, RecordDict
-from flwr.serverapp.strategy import FedMedian
+from flwr.serverapp.strategy import FedAdam, FedXgbBagging
 
 from underwatt.budget import Budget, Schedule
 from underwatt.errors import InputError
@@ -109,10 +109,10 @@ def test_a_board_of_the_same_kind_starts_from_what_another_has_measured(task: Ta
     assert strategy._references(BoardState(report=measured[1])) == ()  # it has its own
 
 
-def test_only_averaging_strategies_can_be_led() -> None:
-    assert FleetStrategy().inner is not None
-    with pytest.raises(InputError, match="FedMedian"):
-        FleetStrategy(FedMedian())
+def test_only_strategies_that_combine_updates_can_be_led() -> None:
+    assert isinstance(FleetStrategy(FedAdam()).inner, FedAdam)
+    with pytest.raises(InputError, match="FedXgbBagging"):
+        FleetStrategy(FedXgbBagging())
 
 
 def test_plans_are_read_from_tables() -> None:

@@ -48,8 +48,8 @@ def train(net, trainloader, epochs, lr, device):
     net.train()
     running_loss = 0.0
     for _ in range(epochs):
-        for images, labels in underwatt.fleet.batches(trainloader, optimizer):
-            images, labels = images.to(device), labels.to(device)
+        for batch in underwatt.fleet.batches(trainloader, optimizer):
+            images, labels = batch[0].to(device), batch[1].to(device)
             optimizer.zero_grad()
             loss = criterion(net(images), labels)
             loss.backward()

@@ -43,6 +43,8 @@ SAME_LEVEL = 0.03  # budgets this close to each other need no search of their ow
 # Where nothing is known of a board's link yet: what is planned with, and how long it is waited for.
 FIRST_OVERHEAD_S, FIRST_WAIT_S = 1.0, 180.0
 MOST_REFERENCES = 8
+# Of the strategies made from FedAvg: trees are no weights, and QFedAvg takes the length of an update for something else.
+NOT_UPDATES = {"FedXgbBagging", "FedXgbCyclic", "QFedAvg"}
 STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
 
 
@@ -90,10 +92,11 @@ class FleetStrategy(Strategy):  # type: ignore[misc]
         is_statistic: Callable[[str], bool] = lambda name: name.endswith(STATISTICS),
     ) -> None:
         self.inner = inner if inner is not None else FedAvg()
-        if "FedAvg" not in {kind.__name__ for kind in type(self.inner).__mro__}:
+        kinds = {kind.__name__ for kind in type(self.inner).__mro__}
+        if "FedAvg" not in kinds or kinds & NOT_UPDATES:
             raise InputError(
-                f"{type(self.inner).__name__} does not average weighted updates, so work cannot be evened out in it.",
-                hint="Use FedAvg or one of the strategies made from it, such as FedProx, FedAvgM or FedAdam.",
+                f"{type(self.inner).__name__} does not combine updates of weights, so work cannot be evened out in it.",
+                hint="Use FedAvg or one of the strategies made from it, such as FedProx, FedAvgM, FedAdam or FedMedian.",
             )
         self.length_s, self.noise_batch, self.site = length_s, noise_batch, site
         self.clock = clock if clock is not None else SystemClock()
