@@ -43,7 +43,7 @@ SAME_LEVEL = 0.03  # budgets this close to each other need no search of their ow
 # Where nothing is known of a board's link yet: what is planned with, and how long it is waited for.
 FIRST_OVERHEAD_S, FIRST_WAIT_S = 1.0, 180.0
 MOST_REFERENCES = 8
-# Of the strategies made from FedAvg: trees are no weights, and QFedAvg takes the length of an update for something else.
+# Of those made from FedAvg: trees are no weights, and QFedAvg takes the length of an update for something else.
 NOT_UPDATES = {"FedXgbBagging", "FedXgbCyclic", "QFedAvg"}
 STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
 
@@ -96,7 +96,7 @@ class FleetStrategy(Strategy):  # type: ignore[misc]
         if "FedAvg" not in kinds or kinds & NOT_UPDATES:
             raise InputError(
                 f"{type(self.inner).__name__} does not combine updates of weights, so work cannot be evened out in it.",
-                hint="Use FedAvg or one of the strategies made from it, such as FedProx, FedAvgM, FedAdam or FedMedian.",
+                hint="Use FedAvg or one of the strategies made from it, such as FedProx, FedAvgM or FedAdam.",
             )
         self.length_s, self.noise_batch, self.site = length_s, noise_batch, site
         self.clock = clock if clock is not None else SystemClock()
