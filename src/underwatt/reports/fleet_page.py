@@ -144,7 +144,9 @@ def _watts(record: FleetRecord) -> str:
         parts.append(_line([(x(t), y(w)) for t, w in zip(at_s[::every], power_w[::every], strict=True)], "accent"))
         if course is not None:
             steps = [
-                (x(edge), y(level)) for begin, end, level in course.pieces(0.0, record.ended_s) for edge in (begin, end)
+                (x(edge), y(level))
+                for begin, end, level in course.pieces(0.0, min(record.ended_s, board.lost_s))
+                for edge in (begin, end)
             ]
             parts.append(_line(steps, "over", 'stroke-dasharray="5 4"'))
             parts.append(
@@ -183,6 +185,6 @@ def _joules(record: FleetRecord) -> str:
         parts += [
             _text(0, top + 12, _name(record, at)),
             f'<rect x="{LEFT}" y="{top}" width="{width:.1f}" height="{BAR}" fill="var(--bar)"/>',
-            _text(LEFT + width + 6, top + 12, energy(joules) + each),
+            _text(LEFT + width + 6, top + 12, f"{joules:,.0f} J{each}"),
         ]
     return _svg(len(spent) * ROW, "Joules by board", parts)
