@@ -52,6 +52,7 @@ COMMANDS = {
         "run",
         "Watch a run in the browser: watts against the budget, progress, log; change the budget there.",
     ),
+    "fleet": ("fleet", "Train one model on many boards, each within its own watts, on Flower."),
     "demo": (
         "demo",
         "Train a small network for real on virtual boards, under budgets that change, beside the usual way to do it.",
