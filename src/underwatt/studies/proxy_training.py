@@ -90,6 +90,7 @@ def _train(
             while training.samples < until_samples:
                 loss = training.step()
             score = training.evaluate()
+            training.scored(score)
             scores.append((training.samples, score))
             on_score(training.samples, score)
             if job.reached(score):
@@ -236,7 +237,7 @@ def measure_noise_scale(job: Job, batch_size: int, *, steps: int = 200) -> Noise
         raise PredictError("The noise scale needs a batch of at least two samples.", hint="Use a larger batch size.")
     half = batch_size // 2
     training = Training(job, half, proxy=True, seed=0)
-    training.scale_rate(half, 2 * half)
+    training.rates.follow(2 * half)
     model = training.model.train()
     meter = NoiseScaleMeter()
     for _ in range(steps):
