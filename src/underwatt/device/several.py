@@ -62,7 +62,7 @@ class Several:
         samples = [device.read_power() for device in self.devices]
         joules = [sample.energy_j for sample in samples if sample.energy_j is not None]
         counted_j = sum(joules) if len(joules) == len(samples) else None
-        return PowerSample(samples[-1].at_s, sum(sample.power_w for sample in samples), counted_j)
+        return PowerSample(samples[0].at_s, sum(sample.power_w for sample in samples), counted_j)
 
     def read_state(self) -> DeviceState:
         """The lowest clocks that run, and what each of them says of itself."""
