@@ -7,7 +7,7 @@ from hypothesis import given, strategies as st
 from live_run import FakeRun
 
 from underwatt.errors import InputError
-from underwatt.events import BudgetChanged, Expected, Noted, Planned, Progressed, Resumed, Scored
+from underwatt.events import BudgetChanged, Ended, Expected, Noted, Planned, Progressed, Resumed, Scored, Verdict
 from underwatt.live.feed import LogReader
 from underwatt.live.view import ENTRIES, RECENT_S, WHOLE_BINS, FoldedPower, RunView, Thinned
 from underwatt.records import PowerMode, Setting
@@ -238,6 +238,25 @@ def test_no_reading_in_order_is_lost(readings: list[tuple[float, float]]) -> Non
     total = sum(one.readings for one in trace._whole)
     assert total == len(readings)
     assert sum(one.mean_w * one.readings for one in trace._whole) == pytest.approx(sum(w for _, w in readings))
+
+
+def progressed(verdict: Verdict) -> Progressed:
+    return Progressed(at_s=9.0, steps=9, samples=90, batch_size=10, state="holding", verdict=verdict)
+
+
+def test_the_runs_own_verdict_is_shown_while_it_goes_on_and_when_it_has_ended() -> None:
+    view = RunView()
+    for event in (
+        progressed(Verdict(bounded_s=9.0, judged_s=9.0)),
+        Ended(at_s=99.0, outcome="reached", restored=True, verdict=Verdict(bounded_s=99.0, judged_s=99.0, over_s=7.0)),
+    ):
+        view.apply(event)
+        found = view.shown()["verdict"]
+        assert found == {"held": event.verdict.held, "over_s": event.verdict.over_s, "words": str(event.verdict)}
+    assert found["held"] is False
+    unbounded = RunView()
+    unbounded.apply(progressed(Verdict()))
+    assert unbounded.shown()["verdict"] is None
 
 
 def test_scores_that_follow_each_other_are_one_line_of_the_log_and_all_of_the_curve() -> None:

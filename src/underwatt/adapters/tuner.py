@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import sys
 import traceback
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,7 +26,7 @@ from underwatt.convergence.prior import usual_shape
 from underwatt.device.registry import open_device
 from underwatt.device.signals import uninterrupted
 from underwatt.errors import InputError, OutOfMemoryError
-from underwatt.events import Noted
+from underwatt.events import Ended, Noted
 from underwatt.jobs._torch import torch
 from underwatt.jobs.data import PassBatches, fillable, open_batches
 from underwatt.jobs.faults import half_updated, ran_out_of_memory, watch_updates
@@ -48,7 +49,7 @@ if TYPE_CHECKING:
     from underwatt.control.state import ControlOptions
     from underwatt.convergence.curve import SamplesToTarget
     from underwatt.device.base import Device
-    from underwatt.events import Event
+    from underwatt.events import Event, Verdict
     from underwatt.jobs.job import LrRule
     from underwatt.records import Profile, Setting, WorkloadCost
 
@@ -123,7 +124,7 @@ def tune(
             saver=Saver(kept, opened.info, workload) if kept else None,
             log=log,
             inbox=inbox,
-            listener=_warn,
+            listener=_tell,
             set_modes=set_modes,
             options=options,
             elapsed_s=was.elapsed_s,
@@ -313,6 +314,11 @@ class Tuner:
         return self._pilot.controller.phase.value
 
     @property
+    def verdict(self) -> Verdict:
+        """Whether the budget was held so far."""
+        return self._pilot.controller.verdict
+
+    @property
     def samples(self) -> int:
         """Samples trained on so far."""
         return self._pilot.samples
@@ -392,10 +398,17 @@ def _open_log(
     return log, inbox
 
 
-def _warn(event: Event) -> None:
-    """Warnings reach whoever trains also where there is no log, or none that can be written."""
+def _tell(event: Event) -> None:
+    """Warnings, and at the end the verdict, reach whoever trains also where there is no log, or nobody looks there."""
     if isinstance(event, Noted) and event.level == "warning":
         _log.warning(event.text)
+    elif isinstance(event, Ended) and event.verdict is not None:
+        if event.verdict.held is False:
+            _log.warning(str(event.verdict))
+        elif _log.isEnabledFor(logging.INFO):
+            _log.info(str(event.verdict))
+        else:  # nobody has set logging up: a training does not end without a word
+            sys.stderr.write(f"{event.verdict}\n")
 
 
 def one_budget(whose: str, budget_w: float | str | None, budget: str | Budget | Schedule | None) -> Budget:

@@ -240,12 +240,15 @@ class LevelSearch:
 
     def is_done(self, room: Headroom) -> bool:
         """Whether there was a search for about as many watts already."""
-        return room.goal is self._goal and any(
-            math.isclose(room.left_w, done_w, rel_tol=self._options.same_level) for done_w in self.done_w
-        )
+        if room.goal is not self._goal or self._knowledge.mistaken:
+            return False
+        return any(math.isclose(room.left_w, done_w, rel_tol=self._options.same_level) for done_w in self.done_w)
 
     def ask(self, room: Headroom, elapsed_s: float, time_left_s: float) -> Ask | None:
         """The setting to measure next; ``None`` where that is worth nothing."""
+        if self._knowledge.mistaken:
+            self._knowledge.mistaken = False
+            self.start_over(room, self._knowledge.measurements())
         level_w, before = room.left_w, self._goal
         if before is not room.goal:
             self._goal, self.done_w = room.goal, []
@@ -276,6 +279,13 @@ class LevelSearch:
     def ends(self, room: Headroom) -> None:
         """The search for the watts in force is over."""
         self.done_w.append(room.left_w)
+
+    def tried_in_vain(self, room: Headroom) -> bool:
+        """What was tried draws too much; where pauses may hold watts that nothing keeps without, one try is enough."""
+        is_enough = bool(self.done_w) and self._search.best is None and room.can_pause
+        if is_enough:
+            self.ends(room)
+        return is_enough
 
     def tell(self, measurement: Measurement) -> None:
         """Take in a measurement, as it would be without drift."""

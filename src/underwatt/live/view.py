@@ -337,7 +337,7 @@ class RunView:
                 is_over = facts["phase"] == "ended"  # what was told in the last hour is read after the log
                 facts |= {name: to_json(getattr(event, name)) for name in (_LAST if is_over else _CARRIED)}
                 if not is_over:
-                    facts |= {"phase": "running", "state": event.state}
+                    facts |= {"phase": "running", "state": event.state, "verdict": _verdict(event)}
             case events.Scored():
                 self.scores.add([event.at_s, to_json(event.value)])
                 facts |= {"score": to_json(event.value), "target": event.target}
@@ -391,8 +391,18 @@ class RunView:
         for name in ("energy_j", "score"):
             if (value := to_json(getattr(event, name))) is not None:
                 self.facts[name] = value
+        if event.verdict is not None:
+            self.facts["verdict"] = _verdict(event)
         end = {"outcome": event.outcome, "restored": event.restored, "error": event.error, "words": _ended(event)}
         self.facts |= {"phase": "ended", "end": end, "time_left_s": None, "asked": None}
+
+
+def _verdict(event: events.Progressed | events.Ended) -> dict[str, Any] | None:
+    """What the run says of its own budget so far; nothing while no watts are bounded."""
+    said = event.verdict
+    if said is None or said.judgement is events.Judgement.UNBOUNDED:
+        return None
+    return {"held": said.held, "over_s": said.over_s, "words": str(said)}
 
 
 def _shown_setting(setting: Setting) -> dict[str, Any]:

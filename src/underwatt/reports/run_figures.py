@@ -183,6 +183,10 @@ def _trace_message(record: RunRecord, windows_s: tuple[float, ...]) -> str:
     if not windows_s:
         return text
     over, energy_over_j = tally.readings_over / tally.readings, tally.energy_over_j
+    together = energy(energy_over_j) if energy_over_j else "0 J"
+    singly = f"{figures(100 * over, 2)}% of all single readings lie above the line, by {together} together."
+    if record.said is not None:
+        return f"{record.said} {text} {singly}"
     ways = [f"means over {window_s:g} s" if window_s else "single readings" for window_s in windows_s]
     judged = f"Of {duration(verdict.bounded_s)} under a budget, {duration(verdict.judged_s)} were judged"
     more = f"more than {percent(TOLERANCE)}"
@@ -198,10 +202,7 @@ def _trace_message(record: RunRecord, windows_s: tuple[float, ...]) -> str:
     if verdict.judged_s < verdict.bounded_s:
         within = f"within {SENSOR_LAG_S:g} s of a change of setting or budget"
         lag = f" Not judged are readings that came down {within}: the sensor averages."
-    return (
-        f"{text} {held}.{lag} {figures(100 * over, 2)}% of all single readings lie above the line, by "
-        f"{energy(energy_over_j) if energy_over_j else '0 J'} together."
-    )
+    return f"{text} {held}.{lag} {singly}"
 
 
 def spent(record: RunRecord) -> tuple[float, float]:
