@@ -15,7 +15,7 @@ killed      as ``underwatt``, killed in the middle and gone on with from the las
 The budget lies a fifth of the way from the least to the most watts that the clock alone gives at the own batch size.
 """
 
-# ruff: noqa: ARG002, D101, D102 - the signatures and names are those of the trainers
+# ruff: noqa: ARG002, D101 - the signatures and names are those of the trainers
 from __future__ import annotations
 
 import argparse
