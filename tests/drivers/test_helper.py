@@ -313,3 +313,12 @@ def test_tune_trains_through_it(helper: Helper, mount: Mount) -> None:
                 break
     assert changed
     assert mount.settled() == found
+
+
+@pytest.mark.slow
+def test_check_looks_through_it(helper: Helper, mount: Mount) -> None:
+    found = mount.settled()
+    report = underwatt.check(f"helper:{helper.socket}", listener=lambda _event: None)
+    assert report.idle_w > 0
+    assert {knob.name for knob in report.knobs} == {"cpu_cores", "cpu_mhz", "gpu_mhz", "mem_mhz"}
+    assert mount.settled() == found
