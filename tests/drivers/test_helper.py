@@ -18,6 +18,7 @@ from helper_world import NOBODY, Helper, sandboxed, serving
 from kernel_boards import Boards, as_user
 from kernel_mount import Mount, why_not
 
+import underwatt
 from underwatt.device.base import foreign_changes, permitted_space
 from underwatt.device.session import Session, set_mode
 from underwatt.drivers import helper as driver, jetson
@@ -286,7 +287,7 @@ def test_a_container_without_any_right_runs_under_a_budget(helper: Helper, mount
     home.mkdir()
     (home / "train.py").write_text(JOB)
     ended = in_sandbox(
-        helper, mount.root, home, "run", "train.py:job", "--budget", "6W", "--limit", "20000", "--out", "run"
+        helper, mount.root, home, "run", "train.py:job", "--budget", "6W", "--limit", "4000", "--out", "run"
     )
     assert ended.returncode in (0, 3, 6), ended.stderr
     log = read_log(home / "run" / "log.jsonl")
@@ -296,3 +297,28 @@ def test_a_container_without_any_right_runs_under_a_budget(helper: Helper, mount
     assert log.end.restored
     assert mount.settled() == found
     assert "holds the board" in helper.said()
+
+
+def test_tune_trains_through_it(helper: Helper, mount: Mount) -> None:
+    found = mount.settled()
+    began_s = time.monotonic()
+    changed = False
+    address = f"helper:{helper.socket}"
+    with underwatt.tune(budget_w=6, batch_sizes=(4, 8), device=address) as tuner:
+        for _ in tuner.loader([float(number) for number in range(100_000)]):
+            time.sleep(0.002)
+            tuner.step()
+            changed = changed or mount.settled(0.0) != found
+            if changed or time.monotonic() - began_s > 30:
+                break
+    assert changed
+    assert mount.settled() == found
+
+
+@pytest.mark.slow
+def test_check_looks_through_it(helper: Helper, mount: Mount) -> None:
+    found = mount.settled()
+    report = underwatt.check(f"helper:{helper.socket}", listener=lambda _event: None)
+    assert report.idle_w > 0
+    assert {knob.name for knob in report.knobs} == {"cpu_cores", "cpu_mhz", "gpu_mhz", "mem_mhz"}
+    assert mount.settled() == found

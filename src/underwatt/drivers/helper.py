@@ -116,6 +116,9 @@ class Link:
         with self._turn:
             self._drop()
 
+    def __del__(self) -> None:
+        self._drop()  # who opens a device by its address may just forget it
+
     def _drop(self) -> None:
         if self._socket is not None:
             if os.getpid() == self._process:
