@@ -11,11 +11,13 @@ import numpy as np
 from underwatt.budget import Watts
 from underwatt.control.knowledge import Knowledge
 from underwatt.control.pacer import LEAST_RELIEF, can_hold
+from underwatt.device.base import permitted_space
 from underwatt.errors import BudgetError
 from underwatt.events import Expected, Planned
+from underwatt.measure.meter import measure_idle
 from underwatt.planning.problem import Goal, allows_pauses
 from underwatt.planning.search import FIRST, Search
-from underwatt.records import Measurement, Status
+from underwatt.records import Measurement, PowerMode, Status
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
     from underwatt.budget import Budget
     from underwatt.control.live_budget import LiveBudget
     from underwatt.control.state import ControlOptions
+    from underwatt.device.session import Session
     from underwatt.planning.problem import Problem
     from underwatt.planning.search import Ask
     from underwatt.records import Profile, Setting
@@ -209,6 +212,20 @@ class Headroom:
         )
 
 
+def check_lowest(session: Session, set_modes: bool, budget_w: float) -> None:
+    """A device draws more than the budget while it waits: raise ``BudgetError`` where its lowest clocks do not help."""
+    space = permitted_space(session.device) if set_modes else session.device.space.only(())
+    if not space.knobs:
+        return  # the controller says so
+    session.apply(PowerMode.of({knob.name: min(knob.values) for knob in space.knobs}))
+    lowest_w = measure_idle(session.device)
+    if budget_w <= lowest_w:
+        raise BudgetError(
+            f"{budget_w:g} W is less than the device draws while it waits at its lowest clocks ({lowest_w:.2f} W).",
+            hint=f"The smallest budget that can be held is above {lowest_w:.2f} W.",
+        )
+
+
 class LevelSearch:
     """Searches anew for each level of the budget, with all that is known, and remembers for which it has."""
 
@@ -235,21 +252,25 @@ class LevelSearch:
             caution=CAUTION_TO_FIT,
             safe=has_knobs,  # without knobs, pauses hold the budget whatever a step draws
         )
-        self._level_w, self._goal = math.nan, problem.goal
-        self.done_w: list[float] = []  # for which watts there was a search, for this goal, that came to its end
+        self._level_w, self._base, self._goal = math.nan, problem, problem.goal
+        self.done_w: list[float] = []  # for which watts there was a search of the same that came to its end
+
+    def _is_same(self, room: Headroom) -> bool:
+        """Whether the same is searched for, but for the watts."""
+        return room.goal is self._goal and room.base is self._base
 
     def is_done(self, room: Headroom) -> bool:
         """Whether there was a search for about as many watts already."""
-        return room.goal is self._goal and any(
+        return self._is_same(room) and any(
             math.isclose(room.left_w, done_w, rel_tol=self._options.same_level) for done_w in self.done_w
         )
 
     def ask(self, room: Headroom, elapsed_s: float, time_left_s: float) -> Ask | None:
         """The setting to measure next; ``None`` where that is worth nothing."""
-        level_w, before = room.left_w, self._goal
-        if before is not room.goal:
-            self._goal, self.done_w = room.goal, []
-        if before is not room.goal or not math.isclose(level_w, self._level_w, rel_tol=1e-3):
+        level_w, is_same = room.left_w, self._is_same(room)
+        if not is_same:
+            self._goal, self._base, self.done_w = room.goal, room.base, []
+        if not is_same or not math.isclose(level_w, self._level_w, rel_tol=1e-3):
             time_s = room.time_at_level_s(elapsed_s, time_left_s, self._options.same_level)
             problem = room.problem()
             if room.has_knobs:  # pauses would blur the reading: they are for settings whose power is known already

@@ -125,6 +125,11 @@ class Job:
         rule = self._usual_rule if self.lr_rule is None else self.lr_rule
         return scaled_lr(self.lr, self.lr_batch_size, batch_size, rule)
 
+    @property
+    def is_adaptive(self) -> bool:
+        """Whether the optimizer scales its steps by the size of gradients, as Adam does and SGD does not."""
+        return self._usual_rule != "linear"
+
     @cached_property
     def _usual_rule(self) -> LrRule:
         """The rule that suits the optimizer; a real one is asked, so that classes, partials and lambdas all do."""
