@@ -56,6 +56,7 @@ class Effort:
 
     evaluate_every_samples: int
     limit_samples: float = math.inf
+    target: float | None = None  # to train to, in place of the job's own
 
     def __post_init__(self) -> None:
         if self.limit_samples < 1 or self.evaluate_every_samples < 1:

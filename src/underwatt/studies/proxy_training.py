@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from underwatt.convergence.noise_scale import NoiseScaleMeter
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from underwatt.jobs.job import Job
 
 DEFAULT_PASSES = 30
+REACHABLE = 0.9  # of what a training gains from its first score to its best: others get there too
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +64,8 @@ def train_to_target(
     The same seed gives the same result on the same machine. ``hopeless_samples`` is where a run is given up because
     another is known to be that much better.
     """
+    if effort.target is not None:
+        job = replace(job, target=effort.target)
     devices = list(range(torch.cuda.device_count()))
     # Who calls this keeps their own random numbers.
     with torch.random.fork_rng(devices):
@@ -104,6 +107,22 @@ def _train(
     given_up = float(training.samples) if ended in ("limit", "hopeless") else math.nan
     run = ConvergenceRun(batch_size, job.target, samples_to_target, seed, job.lr_at(batch_size), given_up)
     return TrainingEnd(run, ended, training.samples, tuple(scores))
+
+
+def within_reach(job: Job, end: TrainingEnd) -> tuple[float, ConvergenceRun] | None:
+    """A target that trainings like this one reach, where it did not reach the job's own, and this run as one to it.
+
+    Only the ratios between batch sizes matter, so that any target serves which all of them come to, late enough.
+    """
+    values = [score for _, score in end.scores if math.isfinite(score)]
+    best = max(values) if job.higher_is_better else min(values)
+    if best == values[0]:
+        return None  # nothing was learned
+    target = float(f"{values[0] + REACHABLE * (best - values[0]):.3g}")
+    aimed = replace(job, target=target)
+    after = next(at for at, (_, score) in enumerate(end.scores) if at and aimed.reached(score))
+    samples = crossing(end.scores[after - 1], end.scores[after], target)
+    return target, replace(end.run, target=target, samples=samples, given_up_samples=math.nan)
 
 
 def crossing(before: tuple[int, float], after: tuple[int, float], target: float) -> float:
