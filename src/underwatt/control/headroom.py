@@ -41,12 +41,11 @@ PEAK_MARGIN, PEAK_ALARM = 0.03, 0.01
 IDLE_SHARE, MOST_IDLE_SHARE = 0.75, 0.9
 # How far to look ahead where it is not known when the training ends, and at most.
 USUAL_VIEW_S, LONGEST_VIEW_S = 3600.0, 86_400.0
-# Without knobs there are only some batch sizes: so many of them are worth a look in any case.
-MOST_BATCH_SIZES = 8
 # Chosen with benchmarks/hold.py: while training, a setting that may not fit is hardly worth a try; and training on
 # while another setting is measured costs about so many seconds, a few at a setting that is somewhat slower.
 CAUTION_TO_FIT = 4.0
 MEASURING_COSTS_S = 0.6
+MOST_ANEW = 3  # measurements where only batch sizes are weighed otherwise; chosen with benchmarks/cold.py
 FEWEST_STEPS = 3
 UNBOUNDED_W = 1e9  # where neither watts nor joules are bounded, and no deadline can be kept
 
@@ -248,7 +247,7 @@ class LevelSearch:
             problem,
             references=self._references,
             known=known,
-            first=FIRST if has_knobs else min(len(problem), MOST_BATCH_SIZES),
+            first=min(FIRST, len(problem)),
             caution=CAUTION_TO_FIT,
             safe=has_knobs,  # without knobs, pauses hold the budget whatever a step draws
         )
@@ -268,16 +267,17 @@ class LevelSearch:
     def ask(self, room: Headroom, elapsed_s: float, time_left_s: float) -> Ask | None:
         """The setting to measure next; ``None`` where that is worth nothing."""
         level_w, is_same = room.left_w, self._is_same(room)
+        is_new = room.goal is not self._goal or not math.isclose(level_w, self._level_w, rel_tol=1e-3)
         if not is_same:
             self._goal, self._base, self.done_w = room.goal, room.base, []
-        if not is_same or not math.isclose(level_w, self._level_w, rel_tol=1e-3):
+        if is_new or not is_same:
             time_s = room.time_at_level_s(elapsed_s, time_left_s, self._options.same_level)
             problem = room.problem()
             if room.has_knobs:  # pauses would blur the reading: they are for settings whose power is known already
                 problem = replace(problem, idle_w=None)
             self._search = self._search.under(
                 problem,
-                most=self._options.most_a_level,
+                most=self._options.most_a_level if is_new else MOST_ANEW,
                 least_gain=max(self._options.least_gain, MEASURING_COSTS_S / time_s),
             )
             self._level_w = level_w

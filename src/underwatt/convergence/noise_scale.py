@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 DECAY = 0.98  # of a pair of gradients to the next one
 # Chosen with benchmarks/cold.py, in powers of two: how far the batch size of twice the samples lies above the noise
 # scale as it is measured, and how surely; and how far it must have moved to be told again.
-ABOVE, SPREAD = 0.5, 1.0
-NEWS = 0.35
+ABOVE, SPREAD = 0.5, 0.7
+NEWS = 0.6
 FEWEST_PAIRS = 12
 MOST_LOG_STD = 1.5  # within a factor of 4.5 or so; before that, nothing is said
 

@@ -115,16 +115,17 @@ class Training:
             self.batch_size = size
         self.model.train()
         self.optimizer.zero_grad(set_to_none=True)
-        mean: Any = 0.0
+        mean: torch.Tensor | None = None
         for part, samples in zip(parts, sizes, strict=True):
             loss = loss_of(self.job, *forward(self.job, self.model, part))
             loss = loss if len(parts) == 1 else loss * (samples / size)
             loss.backward()  # type: ignore[no-untyped-call]
-            mean = mean + loss.detach()
+            mean = loss.detach() if mean is None else mean + loss.detach()
         self.optimizer.step()
         self._order.trained()
         self.steps += 1
         self.samples += self.batch_size
+        assert mean is not None, "a batch has a part at least"
         return mean
 
     def scale_rate(self, from_size: int, to_size: int) -> None:
@@ -285,7 +286,7 @@ class GradientWatch:
         self._size, self._step, self._due, self._looks = 0, 0, FIRST_LOOK, 0
         self._compares = self._is_off = False
         self._last_s, self._step_s, self._cost_s, self._gpu_s = math.nan, math.nan, 0.0, 0.0
-        self._on_its_way: tuple[Any, int, Any, Any] | None = None
+        self._on_its_way: Any = None  # what was copied from a GPU, of which batch size, and the events around it
 
     def look(self) -> tuple[float, float] | None:
         """After a step: the squared true gradient and the variance of one sample's, where a pair became known."""
