@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 EVALUATION_BATCH = 256
 LOSS_PERIOD_S = 0.2  # how often a loss is fetched from a GPU
-# Of a step's time, for looking at gradients; checked with benchmarks/controller_cost.py.
+# Of a step's time, for looking at gradients; checked with benchmarks/gradient_cost.py.
 MOST_LOOKING = 0.005
 FIRST_LOOK, UNTIMED_LOOKS, LONGEST_PERIOD, SMOOTH = 3, 4, 1000, 0.05
 
@@ -285,7 +285,7 @@ class GradientWatch:
         self._usual: Any = None  # squares of each tensor, on average
         self._size, self._step, self._due, self._looks = 0, 0, FIRST_LOOK, 0
         self._compares = self._is_off = False
-        self._last_s, self._step_s, self._cost_s, self._gpu_s = math.nan, math.nan, 0.0, 0.0
+        self._last_s, self._step_s, self._cost_s, self.gpu_s = math.nan, math.nan, 0.0, 0.0
         self._on_its_way: Any = None  # what was copied from a GPU, of which batch size, and the events around it
 
     def look(self) -> tuple[float, float] | None:
@@ -354,7 +354,7 @@ class GradientWatch:
         if self._on_its_way is None or not self._on_its_way[3].query():
             return None
         (copied, size, begin, end), self._on_its_way = self._on_its_way, None
-        self._gpu_s = begin.elapsed_time(end) / 1000
+        self.gpu_s = begin.elapsed_time(end) / 1000
         return self._told(copied.tolist(), size)
 
     def _told(self, pair: list[float], size: int) -> tuple[float, float]:
@@ -375,7 +375,7 @@ class GradientWatch:
         allowed_s = self._most_share * self._step_s
         if not allowed_s > 0:
             return 1
-        pair_s = max(2 * self._cost_s, self._gpu_s)
+        pair_s = max(2 * self._cost_s, self.gpu_s)
         return min(max(1, math.ceil(pair_s / allowed_s)), LONGEST_PERIOD)
 
 
