@@ -4,8 +4,9 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 LOWEST := .venv-lowest
+NEWEST := .venv-newest
 
-.PHONY: setup test lint types tests test-lowest docs wheel-check release demo clean
+.PHONY: setup test lint types tests test-lowest test-newest docs wheel-check release demo clean
 
 setup: $(STAMP)
 
@@ -35,6 +36,13 @@ test-lowest:
 	OMP_NUM_THREADS=1 $(LOWEST)/bin/python -m pytest -n $$(nproc) -W default tests/test_*.py tests/device tests/measure \
 		tests/predict tests/planning tests/control tests/store tests/runlog tests/jobs \
 		--deselect tests/test_docs.py --deselect tests/test_docs_site.py -k "not exported_names"
+
+# The newest versions that there are, whatever constraints.txt names; PyTorch as pinned.
+test-newest:
+	test -x $(NEWEST)/bin/python || $(PYTHON) -m venv $(NEWEST)
+	$(NEWEST)/bin/python -m pip install --quiet --disable-pip-version-check --upgrade --upgrade-strategy eager \
+		torch==2.13.0 -e ".[dev]"
+	OMP_NUM_THREADS=1 $(NEWEST)/bin/python -m pytest -n $$(nproc) --dist worksteal
 
 # Warnings are errors, and so is a link that leads nowhere.
 docs: setup

@@ -26,12 +26,13 @@ from _faults_world import (
     words_of,
 )
 from underwatt.adapters.tuner import tune
-from underwatt.device import journal as journal_module
+from underwatt.device import journal as folders_module
 from underwatt.device.journal import Journal, state_dir
 from underwatt.device.recovery import restore
 from underwatt.device.session import Session, set_mode
 from underwatt.drivers.jetson.device import JetsonDevice
 from underwatt.errors import ApplyError, DeviceBusyError, DeviceError, JournalError, NoDeviceError, UnderwattError
+from underwatt.helper import journal as journal_module, lock as lock_module
 from underwatt.helper.sysfs import Sysfs
 from underwatt.records import PowerMode
 from underwatt.runlog.inbox import running_runs
@@ -328,7 +329,7 @@ def prepared_lock(at: Try) -> Found:
     device, root = board_of_files(at)
     before, other = files(root), at.folder / "valuable"
     other.write_text("kept")
-    path = state_dir() / f"underwatt-{journal_module._slug(device.info.id)}.lock"
+    path = state_dir() / f"underwatt-{journal_module.slug(device.info.id)}.lock"
     path.parent.mkdir(parents=True, exist_ok=True)
     kind = at.chance.choice(("link", "dangling", "pipe", "hard link", "folder"))
     target = other if kind == "link" else at.folder / "not there"
@@ -352,7 +353,7 @@ def forged_note(at: Try) -> Found:
     device, root = board_of_files(at)
     before, shared = files(root), at.folder / "shared"
     shared.mkdir()
-    stem = f"underwatt-{journal_module._slug(device.info.id)}"
+    stem = f"underwatt-{journal_module.slug(device.info.id)}"
     name = shared / f"{stem}.forged.note"
     kind = at.chance.choice(("text", "dead", "link", "pipe", "noise"))
     if kind == "link":
@@ -363,14 +364,16 @@ def forged_note(at: Try) -> Found:
         noise = at.chance.randbytes(50)
         name.write_bytes({"text": b"x 1 2", "dead": b"999999999 0 a", "noise": noise}[kind])
     own, os.environ["XDG_STATE_HOME"] = os.environ.pop("UNDERWATT_STATE"), str(at.folder / "home")
-    places = journal_module._SHARED_NOTES, journal_module._ROOTS_STATE
-    journal_module._SHARED_NOTES, journal_module._ROOTS_STATE = shared, at.folder / "root"
+    places = lock_module._SHARED_NOTES, journal_module.ROOTS_STATE
+    lock_module._SHARED_NOTES = shared
+    journal_module.ROOTS_STATE = folders_module.ROOTS_STATE = at.folder / "root"
     try:
         with caught(UnderwattError) as errors, Session(device) as session:
             session.apply(any_mode(device, at.chance))
     finally:
         os.environ["UNDERWATT_STATE"] = own
-        journal_module._SHARED_NOTES, journal_module._ROOTS_STATE = places
+        lock_module._SHARED_NOTES, journal_module.ROOTS_STATE = places
+        folders_module.ROOTS_STATE = journal_module.ROOTS_STATE
     return Found(files(root) == before, not errors, words=f"{kind}: {words_of(errors)}")
 
 

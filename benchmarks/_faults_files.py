@@ -17,6 +17,7 @@ from run_world import virtual
 from train_world import state_in, train
 
 import underwatt
+from _damage import damaged
 from _faults_device import damage
 from _faults_loop import SEARCHES, log_in, some_s
 from _faults_training import any_step, interrupted
@@ -38,11 +39,11 @@ from _faults_world import (
     wait_until,
     words_of,
 )
-from fuzz import DEVICE, WORKLOAD, _measurements, damaged, imports
+from fuzz import DEVICE, WORKLOAD, _measurements, imports
 from underwatt.budget import Budget, read_schedule
 from underwatt.cli import main as command_line
 from underwatt.control.live_budget import LiveBudget
-from underwatt.errors import InputError, UnderwattError
+from underwatt.errors import InputError, StoreError, UnderwattError
 from underwatt.events import Measured, Noted
 from underwatt.jobs import checkpoint, training_loop
 from underwatt.jobs.runs import Run, RunOptions
@@ -204,6 +205,16 @@ def held_in(path: Path) -> list[Any]:
         return [store.measurements(one.id) for one in store.summaries()]
 
 
+def held_at_death(path: Path) -> list[Any]:
+    """What a store holds whose process was killed; nothing, and said so, where it was killed while it was made."""
+    try:
+        return held_in(path) if path.stat().st_size else []
+    except StoreError as exc:
+        if "is an empty database" in str(exc):
+            return []
+        raise
+
+
 @faults("an import of damaged records")
 def damaged_import(at: Try) -> Found:
     store, file = kept_store(at), at.folder / "import.json"
@@ -281,7 +292,7 @@ def killed_profile(at: Try) -> Found:
     time.sleep(at.chance.random() * 0.5)
     child.send(signal.SIGKILL)
     child.wait()
-    kept = held_in(path) if path.stat().st_size else []
+    kept = held_at_death(path)
     with sqlite3.connect(path) as connection:
         [whole] = connection.execute("PRAGMA integrity_check").fetchone()
     connection.close()

@@ -125,17 +125,20 @@ def load_roles(folder: Path, device: torch.device, *, small: bool = False) -> di
             classes = np.searchsorted(own, arrays[f"{split}_classes"][here])
             parts.append((_on(images.astype(np.float32), device), _on(classes.astype(np.int64), device)))
         roles["image", role] = Split(parts[0], parts[1], len(own), is_text=False)
-    code = {character: index for index, character in enumerate(ASCII)}
     for role, files in TEXTS.items():
-        texts = [(folder / "text" / name).read_text(encoding="utf-8") for name in files]
-        if small:
-            texts = [text[:20_000] for text in texts]
-        coded = [np.array([code.get(character, 0) for character in text], np.int64) for text in texts]
-        cuts = [len(codes) * 9 // 10 for codes in coded]
-        train = _windows([codes[:cut] for codes, cut in zip(coded, cuts, strict=True)], SEQUENCE // 2, device)
-        test = _windows([codes[cut:] for codes, cut in zip(coded, cuts, strict=True)], SEQUENCE, device)
-        roles["text", role] = Split(train, test, len(ASCII), is_text=True)
+        roles["text", role] = text_split([folder / "text" / name for name in files], device, small=small)
     return roles
+
+
+def text_split(files: list[Path], device: torch.device, *, small: bool = False) -> Split:
+    """The data of one role from its texts."""
+    code = {character: index for index, character in enumerate(ASCII)}
+    texts = [file.read_text(encoding="utf-8")[: 20_000 if small else None] for file in files]
+    coded = [np.array([code.get(character, 0) for character in text], np.int64) for text in texts]
+    cuts = [len(codes) * 9 // 10 for codes in coded]
+    train = _windows([codes[:cut] for codes, cut in zip(coded, cuts, strict=True)], SEQUENCE // 2, device)
+    test = _windows([codes[cut:] for codes, cut in zip(coded, cuts, strict=True)], SEQUENCE, device)
+    return Split(train, test, len(ASCII), is_text=True)
 
 
 def _windows(texts: list[np.ndarray], stride: int, device: torch.device) -> tuple[Tensor, Tensor]:

@@ -1,6 +1,6 @@
 """Everything that is known to go wrong, at random moments: is the device as before, is it said, is anything lost?
 
-    python benchmarks/faults.py [--tries 20] [--seed 0] [--only TEXT …] [--json OUT]
+    python benchmarks/faults.py [--tries 20] [--seed 0] [--only TEXT …] [--at-once 4] [--json OUT]
 
 Boards are simulated, or made of files; signals, kills and processes are real. A row counts, of the times tried:
 
@@ -9,7 +9,7 @@ restored   the device (where only files are concerned: these) is as it was found
 said       the user is told what happened and what to do: an error of ours, a warning in the log, or how it ended
 lost       samples left out or seen twice, a checkpoint or a stored measurement gone, a file damaged
 
-Each fault is tried in a process of its own, four at a time; a try that takes more than a minute counts as neither
+Each fault is tried in a process of its own, some at a time; a try that takes more than a minute counts as neither
 restored nor said, and as lost. Ends with 1 where any fault was not restored, not said or lost something.
 """
 
@@ -33,6 +33,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 import _faults_device
 import _faults_files
+import _faults_helper
 import _faults_loop
 import _faults_processes
 import _faults_training
@@ -43,10 +44,9 @@ from underwatt.device.journal import STATE_VARIABLE
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection
 
-PARTS = (_faults_device, _faults_training, _faults_loop, _faults_files, _faults_processes)
+PARTS = (_faults_device, _faults_training, _faults_loop, _faults_files, _faults_processes, _faults_helper)
 FAULTS = [fault for part in PARTS for fault in part.faults.all]
 COLUMNS = tuple(Column(name) for name in ("fault", "tried", "restored", "said", "lost"))
-AT_ONCE = 4
 LONGEST_S = 60.0  # that a try may take
 SHOWN = 3  # tries of a fault that went wrong
 
@@ -116,12 +116,14 @@ class Trying:
         return [str(one) for one in self.found if not (one.restored and one.said) or one.lost]
 
 
-def all_tried(chosen: list[Fault], seed: int, tries: int, folder: Path) -> tuple[list[dict[str, Any]], list[str]]:
+def all_tried(
+    chosen: list[Fault], seed: int, tries: int, folder: Path, at_once: int = 4
+) -> tuple[list[dict[str, Any]], list[str]]:
     """Rows in the order of the faults, and what went wrong."""
     waiting, under_way, done = list(reversed(chosen)), [], {}
     wrong: list[str] = []
     while waiting or under_way:
-        while waiting and len(under_way) < AT_ONCE:
+        while waiting and len(under_way) < at_once:
             fault = waiting.pop()
             under_way.append(Trying(fault, seed, tries, folder / str(len(waiting))))
         wait([one.result for one in under_way], timeout=1.0)
@@ -138,13 +140,14 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--tries", type=int, default=20, help="of each fault")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--only", nargs="*", default=[], help="faults whose name holds one of these texts")
+    parser.add_argument("--at-once", type=int, default=4, help="faults that are tried side by side")
     add_output(parser)
     given = parser.parse_args(arguments)
     chosen = [fault for fault in FAULTS if not given.only or any(text in fault.name for text in given.only)]
     if not chosen:
         parser.error(f"there is no such fault; there are: {json.dumps([fault.name for fault in FAULTS])}")
     with tempfile.TemporaryDirectory() as folder:
-        rows, wrong = all_tried(chosen, given.seed, given.tries, Path(folder))
+        rows, wrong = all_tried(chosen, given.seed, given.tries, Path(folder), given.at_once)
     print(as_table(rows, COLUMNS))
     for words in wrong:
         print(f"\n{words}")

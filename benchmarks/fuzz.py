@@ -11,18 +11,19 @@ than ten seconds. Ends with 1 where there is any.
 from __future__ import annotations
 
 import argparse
-import csv
 import io
 import json
+import math
 import os
 import random
 import signal
+import socket
 import sys
 import tempfile
 import traceback
 import warnings
 from collections import Counter
-from contextlib import contextmanager
+from contextlib import closing, contextmanager, redirect_stderr
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -33,6 +34,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 import torch
 
 import underwatt
+from _damage import damaged
 from _table import Column, add_output, as_table, write
 from underwatt.budget import parse_budget, parse_watts, read_schedule
 from underwatt.cli import store as store_commands
@@ -40,8 +42,15 @@ from underwatt.device.journal import DeviceLock, Journal
 from underwatt.device.recovery import restore
 from underwatt.device.registry import open_device
 from underwatt.drivers.check import checked_profile
-from underwatt.errors import NoDeviceError, UnderwattError
+from underwatt.drivers.virtual.board_specs import BOARDS
+from underwatt.drivers.virtual.simulated_board import VirtualBoard
+from underwatt.drivers.virtual.sysfs import SysfsBoard
+from underwatt.errors import InputError, NoDeviceError, UnderwattError
 from underwatt.events import BudgetChanged, Ended, Noted, Progressed, Readings, SettingChanged, Started, to_line
+from underwatt.helper.board import JetsonBoard
+from underwatt.helper.keeper import Keeper
+from underwatt.helper.service import Client, Peer, Service
+from underwatt.helper.sysfs import Sysfs
 from underwatt.jobs import checkpoint
 from underwatt.jobs.command import parse_line, split_lines
 from underwatt.jobs.training import Training
@@ -70,16 +79,6 @@ INPUTS = 200_000
 CHECK = Path(__file__).resolve().parent.parent / "tests" / "golden" / "check-orin-nano-jp6.json"
 HANG_S = 10.0
 KEPT_EACH, PLANNED_EACH = 5, 40  # of the files that are taken in, so many go on into a store, and into a plan
-TOKENS = (
-    "", "0", "-1", "-0.0", "1e999", "-1e999", "NaN", "Infinity", "nan", "inf", "null", "true", "[]", "{}", '""', '"',
-    "'", ",", "\n", "\r", "\0", "\ufeff", "\ud7ff", "é", "²", "٣", "[red]", "[/]", "[/nope]", "%s", "{}", "1_0", "0x1",
-    "9" * 400, "1" + "0" * 30, "[" * 5000, '{"a":' * 2000, "a" * 5000, "W", "10W peak", "50Wh",
-    "08:00-18:00=15W,else=7W",
-)  # fmt: skip
-VALUES: tuple[Any, ...] = (
-    None, True, False, 0, -1, 1, 0.5, 2**63, 10**400, float("nan"), float("inf"), "", "x", "nan", "[/]", "[red]x", "1",
-    [], {}, [None], [[]], {"x": 1}, "ok", ["a"], "\0", "\ud800", [1, 2], "10W",
-)  # fmt: skip
 DEVICE = DeviceInfo("jetson", "Nano", "nano-1", "jetson:/", software={"l4t": "36.3"})
 WORKLOAD = WorkloadInfo("net", "0123456789abcdef", {"torch": "2.13"})
 
@@ -127,108 +126,6 @@ def _at_most(seconds: float) -> Iterator[None]:
         yield
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
-
-
-# Damage.
-
-
-def damaged(data: bytes, chance: random.Random) -> bytes:
-    """The data with one to three kinds of damage."""
-    for _ in range(chance.choice((1, 1, 2, 3))):
-        kinds = [_flip, _cut, _double, _token, _noise]
-        kinds += [_json_value] * 4 if data.lstrip()[:1] in (b"{", b"[") else [_cell] * 4
-        data = chance.choice(kinds)(data, chance)
-    return data
-
-
-def _flip(data: bytes, chance: random.Random) -> bytes:
-    if not data:
-        return data
-    found = bytearray(data)
-    for _ in range(chance.choice((1, 1, 8))):
-        found[chance.randrange(len(found))] ^= 1 << chance.randrange(8)
-    return bytes(found)
-
-
-def _span(data: bytes, chance: random.Random) -> tuple[int, int]:
-    begin = chance.randrange(len(data) + 1)
-    return begin, min(len(data), begin + chance.choice((1, 4, 30, 400, len(data))))
-
-
-def _cut(data: bytes, chance: random.Random) -> bytes:
-    begin, end = _span(data, chance)
-    return data[:begin] + data[end:]
-
-
-def _double(data: bytes, chance: random.Random) -> bytes:
-    begin, end = _span(data, chance)
-    at = chance.randrange(len(data) + 1)
-    return data[:at] + data[begin:end] + data[at:]
-
-
-def _token(data: bytes, chance: random.Random) -> bytes:
-    at = chance.randrange(len(data) + 1)
-    return data[:at] + chance.choice(TOKENS).encode("utf-8", "surrogatepass") + data[at + chance.choice((0, 1, 4)) :]
-
-
-def _noise(data: bytes, chance: random.Random) -> bytes:
-    begin, end = _span(data, chance)
-    return data[:begin] + chance.randbytes(min(end - begin, 40)) + data[end:]
-
-
-def _json_value(data: bytes, chance: random.Random) -> bytes:
-    """A value somewhere in a JSON object, or in a line of one, replaced or removed."""
-    lines = data.split(b"\n")
-    at = chance.randrange(len(lines))
-    whole = chance.random() < 0.5
-    try:
-        found = json.loads(data if whole else lines[at])
-        places = list(_places(found))
-        if not places:
-            return data
-        holder, key = chance.choice(places)
-        if isinstance(holder, dict) and chance.random() < 0.2:
-            del holder[key]
-        else:
-            holder[key] = chance.choice(VALUES)
-        text = json.dumps(found, ensure_ascii=chance.random() < 0.5).encode("utf-8", "surrogatepass")
-    except (ValueError, RecursionError):
-        return _token(data, chance)
-    if whole:
-        return text
-    lines[at] = text
-    return b"\n".join(lines)
-
-
-def _places(value: Any) -> Iterator[tuple[Any, Any]]:
-    pairs = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
-    for key, inner in list(pairs):
-        yield value, key
-        yield from _places(inner)
-
-
-def _cell(data: bytes, chance: random.Random) -> bytes:
-    """A cell of a table replaced, or a row made longer or shorter."""
-    try:
-        rows = list(csv.reader(io.StringIO(data.decode())))
-    except (ValueError, csv.Error):
-        return _token(data, chance)
-    if not any(rows):
-        return data
-    row = chance.choice([row for row in rows if row])
-    how = chance.random()
-    if how < 0.1:
-        row.pop()
-    elif how < 0.2:
-        row.append(chance.choice(TOKENS))
-    else:
-        row[chance.randrange(len(row))] = chance.choice((*TOKENS, *(str(value) for value in VALUES)))
-    text = io.StringIO()
-    try:
-        csv.writer(text, lineterminator="\n").writerows(rows)
-    except csv.Error:
-        return data
-    return text.getvalue().encode("utf-8", "surrogatepass")
 
 
 # What is read, and how.
@@ -311,6 +208,7 @@ def targets(folder: Path) -> list[Target]:
         Target("list of modes", [b"cpu_cores,gpu_mhz\n2,76.8\n4,921.6\n", b"gpu_mhz\n921.6\n"], reader.modes),
         Target("recorded table", [imports()[0], imports()[3]], reader.recorded),
         Target("check", [CHECK.read_bytes()], reader.checked),
+        Target("message to the helper", reader.messages(), reader.message),
         Target("beats of a command", [b"step\nstep 12.5 3\nmetric 0.91\noom\nstep 13\n"], reader.beats),
     ]
 
@@ -323,6 +221,9 @@ class _Reader:
         (self._state / "runs").mkdir(parents=True)
         self._taken = 0
         self._space = open_device("virtual:nano").space
+        SysfsBoard.create(VirtualBoard(BOARDS["orin-nano"]), folder / "board")
+        with socket.socket() as listener:
+            self._helper = Service(Keeper(JetsonBoard(Sysfs(folder / "board"))), listener, 0, per_second=math.inf)
 
     def _put(self, name: str, data: bytes) -> Path:
         path = self._folder / name
@@ -454,9 +355,52 @@ class _Reader:
         for line in split_lines(data)[0]:
             parse_line(line)
 
+    def messages(self) -> list[bytes]:
+        """Each kind that the helper knows; the lease of whoever holds the board is put in where it says so."""
+        return [
+            b'{"do": "describe"}',
+            b'{"do": "hold", "lease_s": 60}',
+            b'{"do": "hold", "lease": "LEASE"}',
+            *[b'{"do": "apply", "lease": "LEASE", "mode": {"gpu_mhz": 408, "cpu_cores": 4, "cpu_mhz": 960}}'] * 6,
+            *(
+                b'{"do": "read", "what": "%s"}' % what
+                for what in (b"power", b"state", b"values", b"snapshot", b"changes")
+            ),
+            b'{"do": "release", "lease": "LEASE", "hold": true}',
+        ]
+
+    def message(self, data: bytes) -> None:
+        """As the service takes it from a client that may speak to it, on a board of files."""
+        with redirect_stderr(io.StringIO()) as log, closing(_Caller(self._helper)) as caller:
+            lease = caller.ask(b'{"do": "hold"}').get("lease", "")
+            answer = caller.ask(data.replace(b"LEASE", str(lease).encode()).partition(b"\n")[0])
+        if "error of the helper's own" in log.getvalue():
+            raise RuntimeError(log.getvalue())
+        if not answer["ok"]:
+            raise InputError(answer["error"], hint=answer["hint"] or answer["error"])
+
     def checkpoint(self, data: bytes) -> None:
         self._put(checkpoint.NAME, data)
         checkpoint.load(self._folder, "who")
+
+
+class _Caller:
+    """A client of the service, in this process."""
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+        link, self._end = socket.socketpair()
+        self._end.settimeout(HANG_S)
+        self._client = Client(link, Peer(os.getpid(), os.geteuid(), frozenset()), 0.0)
+
+    def ask(self, line: bytes) -> dict[str, Any]:
+        self._client.waiting += line + b"\n"
+        self._service._answer_lines(self._client)
+        return dict(json.loads(self._end.recv(1 << 20)))
+
+    def close(self) -> None:
+        self._service._close(self._client)
+        self._end.close()
 
 
 def main(arguments: list[str] | None = None) -> int:

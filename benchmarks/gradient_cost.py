@@ -2,7 +2,7 @@
 
     python benchmarks/gradient_cost.py --json OUT [--jobs digits_small,resnet18_small] [--batch 32] [--seconds 20]
 
-look_pct   time in ``GradientWatch.look`` of all the time, after the first ``WARM`` steps; on a GPU with the time that it
+look_pct   time in ``GradientWatch.look`` of all the time, after the first ``WARM`` steps; on a GPU with what it
            takes there
 loop_pct   the loop's longer time with looking than without, rounds with and without in turn, their medians compared
 pairs      how many pairs of gradients were compared, in so many steps

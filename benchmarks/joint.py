@@ -37,14 +37,14 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 from _repeats import without_repeats
 from _table import Column, add_output, as_table, write
 from underwatt.budget import Budget
-from underwatt.convergence.curve import fit_convergence
+from underwatt.convergence.curve import fit_convergence, samples_to_target
 from underwatt.convergence.prior import shape_prior, usual_shape
 from underwatt.errors import BudgetError, InputError, UnderwattError
 from underwatt.planning.problem import Problem
 from underwatt.planning.search import Search
 from underwatt.predict.base import SettingArray
 from underwatt.records import to_json
-from underwatt.rivals.compare import Table, choose_published, default_batch, fastest_throughput, largest_batch
+from underwatt.rivals.compare import Table, default_batch, fastest_throughput, largest_batch, published
 from underwatt.store.exchange import read_file
 from underwatt.studies.study import spread_batch_sizes
 
@@ -113,8 +113,9 @@ def cold(case: Case, cap_w: float) -> Choice:
 
 
 def table(case: Case, cap_w: float) -> Choice:
-    samples = mean_epochs(case.proxy_runs)
-    return choose_published(case.measurements, samples, Budget(power_w=cap_w)), len(case.measurements)
+    problem = Problem.of(case.settings, Budget(power_w=cap_w), samples_to_target(mean_epochs(case.proxy_runs)))
+    row = published(Table.measured(problem, case.measurements), cap_w)
+    return case.measurements[_found(row, cap_w)], len(case.measurements)
 
 
 def fastest_epoch(case: Case, cap_w: float) -> Choice:

@@ -1,9 +1,11 @@
-"""Makes the built-in references: tables of a common workload on every virtual board, in simulation.
+"""Makes what is built in: simulated tables of a common workload on every virtual board, and PowerTrain's networks.
 
     python benchmarks/make_references.py [--out src/underwatt/store/builtin]
+    python benchmarks/make_references.py --network orin_agx_train_resnet18.csv
 
-Each holds the true (noiseless) figures of some hundred settings of one board, and says ``simulated`` in its name.
-Run it again when the boards' constants change.
+Each table holds the true (noiseless) figures of some hundred settings of one board, and says ``simulated`` in its name.
+Run it again when the boards' constants change. ``--network`` makes the other: PowerTrain's two networks, trained on the
+table of its authors' reference, which `underwatt plan --powertrain` starts from. Only their weights are kept.
 """
 
 from __future__ import annotations
@@ -15,10 +17,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+
+from _repeats import read_profile
 from underwatt.drivers.virtual.board_specs import BOARDS
 from underwatt.drivers.virtual.simulated_board import VirtualBoard
 from underwatt.errors import OutOfMemoryError
 from underwatt.jobs.load import RESNET18
+from underwatt.rivals.predictors import REFERENCE, PowerTrain, save_networks
 
 if TYPE_CHECKING:
     from underwatt.records import PowerMode
@@ -53,7 +59,13 @@ def _line(board: VirtualBoard, mode: PowerMode, batch_size: int) -> str | None:
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=OUT)
-    out: Path = parser.parse_args(arguments).out
+    parser.add_argument("--network", type=Path, help="a table to train PowerTrain's reference networks on instead")
+    options = parser.parse_args(arguments)
+    if options.network:
+        save_networks(PowerTrain().pretrain(read_profile(options.network)))
+        print(REFERENCE)
+        return 0
+    out: Path = options.out
     out.mkdir(parents=True, exist_ok=True)
     for name in BOARDS:
         path = out / f"simulated_{name}_resnet18.csv"

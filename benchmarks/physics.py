@@ -2,12 +2,16 @@
 
     python benchmarks/physics.py --data DIR --json OUT
 
-Three kinds of rows:
+Four kinds of rows:
 
 - ``table``: each ``*_train_*.csv`` in DIR (columns cores, cpu_mhz, gpu_mhz, mem_mhz, time_ms, power_w; batch_size
   optional) is fitted, and the mean absolute percentage error left on the same table reported, beside that of the
   neural network that PowerTrain trained on every mode of its tables. cpuidle is off, as it was there.
-- ``idle``: what a virtual board draws at rest, beside what owners of the real one have published.
+- ``idle``: what a virtual board draws at rest, and in the pauses of a training, beside what owners of the real one
+  have published (at rest).
+- ``load``: the most that a training draws there (VGG19 and ResNet-18, 1 to 128 at a time), and the most that any of
+  some hundred made-up loads does, from nothing but computing to nothing but moving bytes, beside the most that anybody
+  has published; of AGX Orin that is the most in the tables above, with cpuidle off.
 - ``workload``: VGG19 on a virtual TX2 at each of its 13 GPU clocks, beside the first and the last as measured on a real
   one. Nothing is fitted to these: the board's constants come from data sheets, the network's costs are counted.
 """
@@ -16,16 +20,21 @@ from __future__ import annotations
 
 import argparse
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import product
 from pathlib import Path
 
 import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests" / "helpers"))
+
+from virtual_costs import IMAGENET, SMALL
 
 from _table import Column, add_output, as_table, write
 from physics_fit import Fit, fit
 from underwatt.drivers.virtual.board_specs import BOARDS
+from underwatt.drivers.virtual.device import open_virtual
 from underwatt.drivers.virtual.physics import Clocks, Floats, idle_power, step_power, step_times
 from underwatt.records import PowerMode, WorkloadCost
 
@@ -54,6 +63,10 @@ IDLE = (
     PublishedIdle("orin-agx", "MAXN", 10.4, 10.4, cpuidle=False),  # clocks at maximum: jetson_clocks
     PublishedIdle("orin-agx-jp6", "MAXN", 6.8, 6.8),
 )
+# The largest watts of the whole module that anybody has published, with the mode in which they were seen.
+LARGEST_W = (("tx2", "MAXN", 16.08), ("orin-nano", "15W", 11.8), ("orin-nano-super", "MAXN_SUPER", 21.7))
+LOADS = (0.0, 0.1, 0.3, 1.0, 3.0, 10.0)  # times the FLOPs, the bytes moved and the bytes loaded of VGG19
+BATCH_SIZES = (1, 8, 32, 128)
 # A real TX2: frames a second and watts of VDD_IN at its lowest and its highest GPU clock. These frames are inference:
 # training one costs three times the FLOPs, 1,780 for each cycle that one frame takes at the lowest clock, and the GPU's
 # peak is 512.
@@ -103,9 +116,52 @@ def idle_row(published: PublishedIdle) -> dict[str, object]:
         "mode": published.mode,
         "cpuidle": "on" if published.cpuidle else "off",
         "idle_w": round(idle_w, 2),
+        "pause_w": round(pause_w(published), 2),
         "published_low_w": published.low_w,
         "published_high_w": published.high_w,
         "off_pct": off_pct(idle_w, (published.low_w + published.high_w) / 2),
+    }
+
+
+def pause_w(published: PublishedIdle) -> float:
+    """What the board draws a tenth of a second after some steps of a training, as warm as these have made it."""
+    device = open_virtual(f"{published.board}?cpuidle={'on' if published.cpuidle else 'off'}")
+    device.apply(device.stock_modes()[published.mode])
+    for _ in range(50):
+        device.run_step(vgg19_inference(3.0), 8)
+    device.clock.sleep(0.1)
+    return device.board.power_w
+
+
+def load_row(board: str, mode_name: str, published_w: float, *, cpuidle: bool = True) -> dict[str, object]:
+    """The heaviest of real trainings, and of loads that compute, move and load as no network need do."""
+    spec, vgg19 = BOARDS[board], vgg19_inference(3.0)
+    mode = clocks_of(spec.stock_mode(mode_name))
+
+    def most_w(*costs: WorkloadCost) -> float:
+        steps = [(spec.physics.step_constants(cost), batch_size) for cost, batch_size in product(costs, BATCH_SIZES)]
+        times = [step_times(constants, mode, float(batch_size)) for constants, batch_size in steps]
+        return max(float(step_power(spec.physics.power, mode, one, cpuidle=cpuidle).total_w) for one in times)
+
+    made_up = [
+        replace(
+            vgg19,
+            flops_per_sample=flops * vgg19.flops_per_sample,
+            bytes_per_sample=moved * vgg19.bytes_per_sample,
+            load_bytes_per_sample=loaded * vgg19.load_bytes_per_sample,
+        )
+        for flops, moved, loaded in product(LOADS, LOADS, LOADS)
+        if flops or moved
+    ]
+    training_w = most_w(vgg19, IMAGENET, SMALL)
+    return {
+        "load": board,
+        "mode": mode_name,
+        "cpuidle": "on" if cpuidle else "off",
+        "training_w": round(training_w, 2),
+        "any_w": round(most_w(*made_up), 2),
+        "published_w": published_w,
+        "off_pct": off_pct(training_w, published_w),
     }
 
 
@@ -175,8 +231,18 @@ SHOWN = {
         Column("mode"),
         Column("cpuidle"),
         Column("idle_w", "virtual W", ".2f"),
+        Column("pause_w", "pause W", ".2f"),
         Column("published_low_w", "published W", ".2f"),
         Column("published_high_w", "to W", ".2f"),
+        Column("off_pct", "off %", "+.0f"),
+    ),
+    "load": (
+        Column("load", "board"),
+        Column("mode"),
+        Column("cpuidle"),
+        Column("training_w", "training W", ".2f"),
+        Column("any_w", "any load W", ".2f"),
+        Column("published_w", "published W", ".2f"),
         Column("off_pct", "off %", "+.0f"),
     ),
     "workload": (
@@ -193,6 +259,7 @@ SHOWN = {
 HEADINGS = {
     "table": "Physics model fitted to measured modes, mean absolute error:",
     "idle": "At rest, virtual boards beside what owners of real ones published (off: from the middle):",
+    "load": "The most drawn at work, virtual boards beside the most that anybody has published (off: of trainings):",
     "workload": "A virtual TX2 from data sheets alone, beside a real one:",
 }
 
@@ -216,7 +283,11 @@ def main(arguments: list[str] | None = None) -> int:
     if not paths:
         print(f"No *_train_*.csv under {options.data}", file=sys.stderr)
         return 2
-    rows = [*(row(path) for path in paths), *(idle_row(published) for published in IDLE), *tx2_rows()]
+    loads = [load_row(*one) for one in LARGEST_W]
+    if tables := [path for path in paths if path.stem.startswith("orin_agx")]:
+        most_w = max(float(read_table(path)[3].max()) for path in tables)
+        loads.append(load_row("orin-agx", "MAXN", round(most_w, 2), cpuidle=False))
+    rows = [*(row(path) for path in paths), *(idle_row(published) for published in IDLE), *loads, *tx2_rows()]
     show(rows)
     write("physics", rows, options)
     return 0

@@ -21,13 +21,13 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
+from _repeats import read_profile
 from _table import Column, add_output, as_table, write
-from underwatt.csv_tables import read_measurements
 from underwatt.errors import InputError, UnderwattError
 from underwatt.predict.base import Z90, SettingArray, observe
 from underwatt.predict.design import first_settings
 from underwatt.predict.fewshot import FewShot
-from underwatt.records import DeviceInfo, Measurement, Prediction, Profile, WorkloadInfo
+from underwatt.records import Measurement, Prediction, Profile
 from underwatt.rivals.predictors import PowerTrain
 
 if TYPE_CHECKING:
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from underwatt.predict.base import FittedPredictor
+    from underwatt.rivals.predictors import FittedPowerTrain
 
     Floats = NDArray[np.float64]
 
@@ -91,14 +92,14 @@ class Underwatt:
 
 
 class PublishedPowerTrain(Random):
-    """The published networks; those trained on the reference are shared by all repeats."""
+    """The published networks; those trained on the reference are shared by all repeats. Without them: from scratch."""
 
-    def __init__(self, references: Sequence[Profile]) -> None:
-        self._pretrained = PowerTrain().pretrain(references[0]) if references else None
+    def __init__(self, pretrained: FittedPowerTrain | None, *, relative: bool = False) -> None:
+        self._pretrained, self._relative = pretrained, relative
 
     def fit(self, measured: Sequence[Measurement], repeat: int) -> FittedPredictor:
         """A predictor fitted on measured rows."""
-        return PowerTrain(seed=repeat).transfer(measured, self._pretrained)
+        return PowerTrain(seed=repeat, relative=self._relative).transfer(measured, self._pretrained)
 
 
 class Nearest(Random):
@@ -176,16 +177,10 @@ def _nearest_other(points: Floats, at: int) -> int:
 METHODS: dict[str, Callable[[Sequence[Profile]], Method]] = {
     "underwatt": lambda references: Underwatt(references),
     "underwatt-noref": lambda references: Underwatt(()),  # noqa: ARG005
-    "powertrain": lambda references: PublishedPowerTrain(references),
+    "powertrain": lambda references: PublishedPowerTrain(PowerTrain().pretrain(references[0]) if references else None),
     "lookup-nearest": lambda references: Nearest(),  # noqa: ARG005
     "linear": lambda references: Linear(),  # noqa: ARG005
 }
-
-
-def read_profile(path: Path) -> Profile:
-    """A table as a profile that is named after its file."""
-    name = path.stem
-    return Profile(DeviceInfo("table", name, name, str(path)), WorkloadInfo(name, name), read_measurements(path))
 
 
 def evaluate(method: str, maker: Method, target: Profile, samples: int, repeat: int) -> Row:
@@ -205,8 +200,8 @@ def evaluate(method: str, maker: Method, target: Profile, samples: int, repeat: 
         method,
         samples,
         repeat,
-        time_mape=_mape(time_error),
-        power_mape=_mape(power_error),
+        time_mape=mape(time_error),
+        power_mape=mape(power_error),
         time_cover90=100 * float(np.mean(np.abs(time_error) <= Z90 * predicted.log_step_s_std)),
         power_cover90=100 * float(np.mean(np.abs(power_error) <= Z90 * predicted.log_power_w_std)),
         fit_s=fit_s,
@@ -214,7 +209,7 @@ def evaluate(method: str, maker: Method, target: Profile, samples: int, repeat: 
     )
 
 
-def _mape(log_error: Floats) -> float:
+def mape(log_error: Floats) -> float:
     return 100 * float(np.mean(np.abs(np.expm1(log_error))))
 
 

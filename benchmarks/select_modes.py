@@ -6,11 +6,12 @@ The target's table answers each measurement. ``time_penalty_pct`` compares the r
 table within the budget, lucky readings included, and ``over_w`` is above zero where the returned row exceeds it.
 ``underwatt`` measures as it goes and returns a measured mode; should it find none that fits, its penalty is infinite
 (null in the file) and it is charged with measuring the whole table. ``powertrain`` measures 50 random modes and returns
-what its networks predict to be the fastest that fits; ``random50`` the best of 50 random modes that fits (or the one of
-least power); ``maxn`` every knob at its highest. A table with several batch sizes is judged by time per sample, and a
-setting that stands in it several times by the mean of its rows. A table of fewer modes than a method draws is measured
-whole. A method that a table is too small for is said to be, and has no rows; the exit code is then 1, as where no row
-keeps any of the budgets.
+what its networks predict to be the fastest that fits, ``powertrain-scratch`` the same from networks that saw no
+reference; ``vendor`` the fastest of the vendor's modes that fits (the rows nearest to them); ``random50`` the best of
+50 random modes that fits (or the one of least power); ``maxn`` every knob at its highest. A table with several batch
+sizes is judged by time per sample, and a setting that stands in it several times by the mean of its rows. A table of
+fewer modes than a method draws is measured whole. A method that a table is too small for is said to be, and has no
+rows; the exit code is then 1, as where no row keeps any of the budgets.
 """
 
 from __future__ import annotations
@@ -26,20 +27,22 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
-from _repeats import without_repeats
+from _repeats import read_profile, without_repeats
 from _table import Column, add_output, as_table, write
 from underwatt.budget import Budget
-from underwatt.csv_tables import read_measurements
 from underwatt.errors import BudgetError, UnderwattError
 from underwatt.planning.problem import Outlook, Problem
 from underwatt.planning.search import Search
 from underwatt.predict.base import SettingArray
-from underwatt.records import DeviceInfo, Measurement, Profile, WorkloadInfo, to_json
+from underwatt.records import Measurement, Profile, to_json
 from underwatt.rivals.compare import Table, maximum_mode, oracle
 from underwatt.rivals.predictors import PowerTrain
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
+
+    from underwatt.records import PowerMode
+    from underwatt.rivals.predictors import FittedPowerTrain
 
 RANDOM_MODES = 50
 
@@ -61,16 +64,24 @@ class Row:
 class Bench:
     """A target table, the references, and each method as a function of budget and repeat."""
 
-    def __init__(self, references: Sequence[Profile], target: Profile) -> None:
-        self._references = references
+    def __init__(
+        self,
+        references: Sequence[Profile],
+        target: Profile,
+        pretrained: FittedPowerTrain | None = None,
+        vendors_modes: Mapping[str, PowerMode] | None = None,
+    ) -> None:
+        self._references, self._vendors_modes = references, vendors_modes or {}
         self._measurements = without_repeats(target.measurements)
         self._rows = {m.setting: at for at, m in enumerate(self._measurements)}
         self._settings = SettingArray.of([m.setting for m in self._measurements])
-        self._pretrained = None
-        self._predicted: dict[int, Table] = {}
+        self._pretrained = pretrained
+        self._predicted: dict[tuple[int, bool], Table] = {}
         self.methods: dict[str, Callable[[float, int], Choice]] = {
             "underwatt": self.underwatt,
             "powertrain": self.powertrain,
+            "powertrain-scratch": self.from_scratch,
+            "vendor": self.vendor,
             "random50": self.random50,
             "maxn": self.maxn,
         }
@@ -95,22 +106,40 @@ class Bench:
             return None, len(self._measurements)
         return self._rows[found.best.measurement.setting], len(found.measurements)
 
-    def powertrain(self, budget_w: float, repeat: int) -> Choice:
+    def powertrain(self, budget_w: float, repeat: int, *, scratch: bool = False) -> Choice:
         """Fifty random modes, two networks, and their word taken for it; the same modes serve every budget."""
-        if repeat not in self._predicted:
-            self._predicted[repeat] = self._transfer(repeat)
-        row = oracle(self._predicted[repeat], budget_w)
+        if (repeat, scratch) not in self._predicted:
+            self._predicted[repeat, scratch] = self._transfer(repeat, scratch)
+        predicted = self._predicted[repeat, scratch]
+        row = oracle(predicted, budget_w)
         if row is None:
-            row = int(np.argmin(self._predicted[repeat].drawn_w))
+            row = int(np.argmin(predicted.drawn_w))
         return row, len(self._random(repeat))
 
-    def _transfer(self, repeat: int) -> Table:
+    def from_scratch(self, budget_w: float, repeat: int) -> Choice:
+        """The same from networks that know nothing before."""
+        return self.powertrain(budget_w, repeat, scratch=True)
+
+    def _transfer(self, repeat: int, scratch: bool) -> Table:
         network = PowerTrain(seed=repeat)
-        if self._pretrained is None and self._references:
+        if self._pretrained is None and self._references and not scratch:
             self._pretrained = PowerTrain().pretrain(self._references[0])
-        fitted = network.transfer([self._measurements[row] for row in self._random(repeat)], self._pretrained)
+        measured = [self._measurements[row] for row in self._random(repeat)]
+        fitted = network.transfer(measured, None if scratch else self._pretrained)
         problem = self._problem(1.0)
         return Table.predicted(problem, Outlook.of(problem, fitted.predict(self._settings)))
+
+    def vendor(self, budget_w: float, repeat: int) -> Choice:  # noqa: ARG002
+        """The fastest of the vendor's modes that fits, the thriftiest where none does; none without these."""
+        logs = np.log(self._settings.values)
+        rows = set()
+        for mode in self._vendors_modes.values():
+            wanted = np.log([mode.knobs()[name] for name in self._settings.knobs])
+            rows.add(int(np.argmin(np.abs(logs - wanted).sum(axis=1))))
+        fitting = [row for row in rows if self.truth.drawn_w[row] <= budget_w]
+        if fitting:
+            return min(fitting, key=lambda row: float(self.truth.time_s[row])), 0
+        return min(rows, key=lambda row: float(self.truth.drawn_w[row]), default=None), 0
 
     def random50(self, budget_w: float, repeat: int) -> Choice:
         """The best of fifty random modes."""
@@ -205,12 +234,6 @@ def _share(penalties: np.ndarray[Any, Any], percent: float) -> float:
     huge = 1e9  # interpolating between infinities is no number
     found = float(np.percentile(np.minimum(penalties, huge), percent))
     return found if found < huge / 1e3 else math.inf
-
-
-def read_profile(path: Path) -> Profile:
-    """A table as a profile that is named after its file."""
-    name = path.stem
-    return Profile(DeviceInfo("table", name, name, str(path)), WorkloadInfo(name, name), read_measurements(path))
 
 
 def parse_budgets(text: str) -> list[float]:

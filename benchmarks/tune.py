@@ -1,6 +1,6 @@
 """The same training three ways on a virtual Jetson Nano at a tight budget, profiling counted.
 
-    python benchmarks/tune.py --json OUT [--seeds N]
+    python benchmarks/tune.py --json OUT [--seeds N] [--cpuidle off]
 
 Simulated: the board. Real: the controller and planner, ResNet18's counted cost, samples to target by batch size from
 trainings on a real GPU (known through the proxy's runs, judged by the target's own).
@@ -11,7 +11,7 @@ published   every GPU clock at every batch size measured first (its table), then
 
 Of the two others only the time by the board's truth is counted, at the temperature of the table's truth, and for
 ``published`` the time that measuring its table takes on the board. The training is as long as an oracle needs
-``--minutes`` for.
+``--minutes`` for. With ``--cpuidle off`` idle cores stay awake, as ``jetson_clocks`` has it: pauses then save less.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ import json
 import math
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -29,12 +30,15 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 from _table import Column, add_output, as_table, told, write
-from edge import RECORD, World, convergence, costs, make_world, virtual
+from edge import RECORD, World, convergence, costs, make_world
 from underwatt.budget import Budget
 from underwatt.control.controller import Controller
 from underwatt.control.live_budget import LiveBudget
 from underwatt.convergence.curve import fit_convergence
+from underwatt.device.registry import open_device
 from underwatt.device.session import Session
+from underwatt.drivers.virtual.device import VirtualJetson
+from underwatt.drivers.virtual.physics import Clocks, step_power, step_times
 from underwatt.errors import OutOfMemoryError
 from underwatt.jobs.workloads import SimulatedWorkload
 from underwatt.measure.measurement import measure
@@ -45,15 +49,33 @@ from underwatt.records import WorkloadInfo
 from underwatt.rivals.compare import Table, by_clock_alone, largest_batch
 
 BOARD, MODEL = "nano", "resnet18"
+KNOBS = ("cpu_cores", "cpu_mhz", "gpu_mhz", "mem_mhz")
 
 
 def truth_table(world: World) -> Table:
     return Table(world.settings, world.time_s, world.time_s, world.power_w)
 
 
-def tuned_s(world: World, budget_w: float, seed: int, scale: float, curve: Any) -> tuple[float, int]:
+def board(seed: int, cpuidle: str) -> VirtualJetson:
+    device = open_device(f"virtual:{BOARD}?seed={seed}&cpuidle={cpuidle}")
+    assert isinstance(device, VirtualJetson)
+    return device
+
+
+def world_of(cpuidle: str) -> World:
+    """The network on the board, whose idle cores sleep or do not."""
+    record = json.loads(RECORD.read_text(encoding="utf-8"))
+    world = make_world(BOARD, MODEL, costs()[MODEL], convergence(record, MODEL, "target"))
+    if cpuidle == "on":
+        return world
+    physics, columns = board(0, cpuidle).board.spec.physics, map(world.settings.column, KNOBS)
+    clocks = Clocks(*columns)
+    times = step_times(physics.step_constants(world.cost), clocks, world.settings.batch_size)
+    return replace(world, power_w=step_power(physics.power, clocks, times, cpuidle=False).total_w)
+
+
+def tuned_s(world: World, device: VirtualJetson, budget_w: float, scale: float, curve: Any) -> tuple[float, int]:
     """Time to the target with the search inside, computing time included, and how many settings were measured."""
-    device = virtual(BOARD, seed)
     measured = []
     with Session(device) as session:
         idle_w = measure_idle(device)
@@ -78,9 +100,8 @@ def tuned_s(world: World, budget_w: float, seed: int, scale: float, curve: Any) 
         return device.clock.now_s() - begun_s + thought_s, measured.count("measured")
 
 
-def published(world: World, budget_w: float, seed: int, curve: Any) -> tuple[float, float, int]:
+def published(world: World, device: VirtualJetson, budget_w: float, curve: Any) -> tuple[float, float, int]:
     """Time to the target and time to measure the whole table first; how many settings that are."""
-    device = virtual(BOARD, seed)
     workload = SimulatedWorkload(WorkloadInfo(MODEL, MODEL), world.cost, device)
     rows = np.flatnonzero(by_clock_alone(world.settings))
     found = []
@@ -121,10 +142,10 @@ def main() -> None:
     add_output(parser)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--minutes", type=float, default=30.0)
+    parser.add_argument("--cpuidle", choices=("on", "off"), default="on", help="whether idle cores sleep")
     arguments = parser.parse_args()
-    record = json.loads(RECORD.read_text(encoding="utf-8"))
-    world = make_world(BOARD, MODEL, costs()[MODEL], convergence(record, MODEL, "target"))
-    curve = fit_convergence(convergence(record, MODEL, "proxy"))
+    world = world_of(arguments.cpuidle)
+    curve = fit_convergence(convergence(json.loads(RECORD.read_text(encoding="utf-8")), MODEL, "proxy"))
     table = truth_table(world)
     feasible = world.power_w[
         by_clock_alone(world.settings) & (world.settings.batch_size == world.settings.batch_size.max())
@@ -139,8 +160,8 @@ def main() -> None:
         assert row is not None
         baseline_s = float(world.time_s[row]) * scale
         for seed in range(arguments.seeds):
-            ours_s, count = tuned_s(world, budget_w, seed, scale, curve)
-            choice_s, profiling_s, measured = published(world, budget_w, seed, curve)
+            ours_s, count = tuned_s(world, board(seed, arguments.cpuidle), budget_w, scale, curve)
+            choice_s, profiling_s, measured = published(world, board(seed, arguments.cpuidle), budget_w, curve)
             rows.append(
                 {
                     "budget_w": budget_w,

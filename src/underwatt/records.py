@@ -148,6 +148,7 @@ class WorkloadInfo:
     name: str
     id: str
     software: Mapping[str, str] = field(default_factory=dict)
+    batch_sizes: tuple[int, ...] = ()  # that the job may be trained with, where it says so
 
 
 @dataclass(frozen=True, slots=True)

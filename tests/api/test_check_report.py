@@ -32,7 +32,7 @@ def anonymous(monkeypatch: pytest.MonkeyPatch) -> Anonymous:
         ("eves-robot.lan, user eve", "(name), user (name)"),
         ("wlan 48:b0:2d:12:34:56", "wlan (address)"),
         ("board 1421021098765", "board (number)"),
-        ("put it into /etc/udev/rules.d/99-underwatt.rules", "put it into /etc/udev/rules.d/99-underwatt.rules"),
+        ("In a container, mount /run/underwatt.", "In a container, mount /run/underwatt."),
         ("every level", "every level"),
     ],
 )

@@ -90,6 +90,30 @@ def test_the_documented_keys_are_those_that_are_printed(
     assert set(json.loads(capsys.readouterr().out)) == top - {"measured_now", "stopped", "schedule", "course"}
 
 
+def test_the_largest_batch_is_the_jobs_and_not_the_largest_that_was_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("UNDERWATT_STORE", raising=False)
+    (tmp_path / "job.py").write_text(JOB)
+    assert run("profile", "job.py:tiny", "-d", "virtual:nano", "-n", "8", "-b", "4,8") == 0
+    capsys.readouterr()
+
+    def largest(*more: str) -> int:
+        assert run("plan", "--budget", "8W", "--json", *more) == 0
+        others = json.loads(capsys.readouterr().out)["others"]
+        [batch] = [one["setting"]["batch_size"] for one in others if one["name"].startswith("largest batch")]
+        return int(batch)
+
+    assert largest() == 32
+    assert largest("-b", "4,16") == 16
+    job = JOB.replace("(4, 8, 16, 32)", "(4, 8, 16)")
+    (tmp_path / "job.py").write_text(job)
+    assert run("profile", "job.py:tiny", "-d", "virtual:nano", "-n", "9", "-b", "4,8") == 0
+    capsys.readouterr()
+    assert largest() == 16, "a job that was changed since says so when it is profiled again"
+
+
 SCHEDULE = "08:00-18:00=4W,else=3W"
 
 
@@ -240,7 +264,7 @@ def test_a_person_sees_the_choice_and_what_others_take(profiled: str, capsys: py
         "most samples a second",
         "vendor's",
         "largest batch",
-        "thriftier neighbour",
+        "faster neighbour",
         "predicted",
         "over?",
     ):

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
 from underwatt.budget import Budget
+from underwatt.convergence import prior
 from underwatt.convergence.curve import fit_convergence
 from underwatt.convergence.prior import KNOWN, Evidence, RelativeCurve, ShapePrior, shape_prior, usual_shape
 from underwatt.errors import InputError
@@ -112,3 +114,16 @@ def test_a_problem_weighed_by_it_promises_no_time_to_target_and_no_scale_moves_i
     known = fit_convergence(runs_at((4, 64, 1024), 64.0)).relative()
     assert isinstance(known, RelativeCurve)
     assert "trainings to 0.9" in known.said()
+
+
+def test_a_training_says_nothing_about_its_own_prior(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What benchmarks leave out must be out: whatever its own runs say, the shape of the others stays as it is."""
+    for one in KNOWN:
+        sizes = (4, 32, 256, 2048)
+        before = usual_shape(without=one.workload).predict(sizes)
+        lied = replace(one, noise=1.0, noise_std=0.1, small=7.0, small_std=0.1)
+        monkeypatch.setattr(prior, "KNOWN", tuple(lied if known is one else known for known in KNOWN))
+        after = usual_shape(without=one.workload).predict(sizes)
+        assert np.array_equal(before, after)
+        assert not np.allclose(usual_shape().predict(sizes)[0], before[0])
+        monkeypatch.undo()

@@ -24,6 +24,7 @@ from board_matrix import CELLS, KERNELS, Cell, plant
 from kernel_model import CONTROL, Kernel
 
 START_S = 20.0
+ENDED_BY_SIGNAL = 8  # what libfuse returns then, which is how a mount is told to end
 
 
 def why_not() -> str:
@@ -156,18 +157,22 @@ def serve(kernel: Kernel, folder: Path) -> None:
     class Board(Files, mfusepy.Operations):  # type: ignore[misc]
         """What is not defined above is refused, as the library does."""
 
-    mfusepy.FUSE(
-        Board(kernel),
-        str(folder),
-        foreground=True,
-        nothreads=True,
-        allow_other=True,
-        default_permissions=True,
-        direct_io=True,
-        attr_timeout=0,
-        entry_timeout=0,
-        negative_timeout=0,
-    )
+    try:
+        mfusepy.FUSE(
+            Board(kernel),
+            str(folder),
+            foreground=True,
+            nothreads=True,
+            allow_other=True,
+            default_permissions=True,
+            direct_io=True,
+            attr_timeout=0,
+            entry_timeout=0,
+            negative_timeout=0,
+        )
+    except RuntimeError as exc:
+        if exc.args != (ENDED_BY_SIGNAL,):
+            raise
 
 
 def main() -> None:

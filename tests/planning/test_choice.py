@@ -17,7 +17,7 @@ from underwatt.planning.search import Search
 from underwatt.predict.base import SettingArray
 from underwatt.predict.fewshot import FewShot
 from underwatt.records import Measurement, PowerMode, Prediction, Setting, Status, to_json
-from underwatt.rivals.compare import choose_published
+from underwatt.rivals.compare import Table, published
 from underwatt.rivals.predictors import LookupTable
 from underwatt.testing.predictors import made_up_profile
 
@@ -100,7 +100,9 @@ def test_every_chooser_means_the_same_by_keeping_a_budget() -> None:
     kept = settings[1]  # 9.94 ± 0.2 W might be over, 9.7 ± 0.2 W is not
     assert choose_measured(problem, guess, measured).setting == kept
     assert choose_setting(problem, guess, measurements=measured).setting == kept
-    assert choose_published(measured, {8: 1000.0}, problem.budget).setting == kept
+    row = published(Table.measured(problem, measured), 10.0)
+    assert row is not None
+    assert settings[row] == kept
     assert Search(problem).run(lambda s: measured[settings.index(s)]).best.measurement.setting == kept
 
 
@@ -142,12 +144,15 @@ def test_intervals_hold_the_expectation_and_widen_with_doubt() -> None:
 
 
 def test_neighbours_lie_on_the_front_on_either_side() -> None:
-    problem = world.problem(Budget(power_w=7.0))
+    problem = world.problem(Budget(power_w=12.0))
     plan = choose_setting(problem, _predict(problem))
     assert plan.faster is not None
     assert plan.thriftier is not None
     assert plan.faster.time_s.expected < plan.chosen.time_s.expected
+    assert plan.faster.power_w.expected > plan.chosen.power_w.expected
+    assert plan.thriftier.time_s.expected > plan.chosen.time_s.expected
     assert plan.thriftier.power_w.expected < plan.chosen.power_w.expected
+    assert plan.thriftier.energy_j.expected < plan.chosen.energy_j.expected
     assert plan.faster in plan.front
     assert plan.thriftier in plan.front
     times = [point.time_s.expected for point in plan.front]
@@ -329,6 +334,24 @@ def test_a_plan_comes_from_measurements_and_references() -> None:
     assert world.truth(plan.setting).power_w <= 7.1
 
 
+def test_neighbours_of_a_choice_that_others_are_predicted_to_beat_are_what_they_say() -> None:
+    """A measured choice need not lie on the front: what is predicted to be faster and draw less is no neighbour."""
+    measured = world.everything()[::5]
+    problem = world.problem(Budget(power_w=7.0))
+    for goal in Goal:
+        plan = choose_measured(replace(problem, goal=goal), _predict(problem, 0.3), measured)
+        chosen = plan.chosen
+        if plan.faster is not None:
+            assert plan.faster.time_s.expected < chosen.time_s.expected
+            assert plan.faster.power_w.expected > chosen.power_w.expected
+        if plan.thriftier is not None:
+            assert plan.thriftier.power_w.expected < chosen.power_w.expected
+            assert plan.thriftier.energy_j.expected < chosen.energy_j.expected
+            assert plan.thriftier.time_s.expected > chosen.time_s.expected
+        beaten = [p for p in plan.front if p.time_s.expected < chosen.time_s.expected]
+        assert any(p.power_w.expected < chosen.power_w.expected for p in beaten) or goal is Goal.LEAST_ENERGY
+
+
 def test_another_measurement_changes_the_plan() -> None:
     problem, measured = world.problem(Budget(power_w=7.0)), list(world.everything()[::11])
     first = choose_setting(*forecast(problem, measured), measurements=measured)
@@ -342,4 +365,6 @@ def test_a_predictor_that_knows_only_what_was_measured_chooses_among_that() -> N
     assert len(problem) == len(prediction) == len(measured)
     plan = choose_setting(problem, prediction, measurements=measured)
     samples = {size: math.exp(world.Curve().predict([size])[0][0]) for size in world.BATCH_SIZES}
-    assert plan.setting == choose_published(measured, samples, everything.budget).setting
+    fitting = [m for m in measured if everything.budget.allows(m)]
+    best = min(fitting, key=lambda m: m.step_s / m.setting.batch_size * samples[m.setting.batch_size])
+    assert plan.setting == best.setting

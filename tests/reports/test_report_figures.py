@@ -259,6 +259,7 @@ def test_without_convergence_times_are_of_one_sample() -> None:
 def test_simulated_is_said(whole: Report) -> None:
     assert whole.title.simulated
     assert any("simulated" in text for text in whole.assumptions)
+    assert any("of the same family as the simulator" in text for text in whole.assumptions)
     real = replace(world.profile(4), device=replace(world.profile().device, simulated=False))
     told = build_report(real, None, made_at="now")
     assert not told.title.simulated

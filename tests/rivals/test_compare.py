@@ -20,14 +20,13 @@ from underwatt.records import Measurement, PowerMode, Prediction, Setting, Statu
 from underwatt.rivals.compare import (
     LARGEST,
     MIDDLE,
+    PUBLISHED,
     Alternative,
     Truth,
     as_alternative,
     cannot_keep,
-    choose_published,
     compare,
     joined,
-    too_few_for_published,
     truth_of,
 )
 
@@ -61,7 +60,7 @@ def test_every_rule_is_there_and_judged_by_one_outlook() -> None:
         "vendor's 5W",
         "maximum mode",
         "most samples/s",
-        "published method, settings measured so far",
+        PUBLISHED,
         "oracle (simulated truth)",
     ]
     for item in found.values():
@@ -115,23 +114,19 @@ def test_a_batch_that_never_gets_there_is_shown_as_never() -> None:
     for name in ("largest batch, highest clock", "most samples/s"):
         assert found[name].setting.batch_size == 64
         assert found[name].time_s == math.inf
-    assert found["published method, settings measured so far"].setting.batch_size < 64
+    assert found[PUBLISHED].setting.batch_size < 64
     assert found["oracle (simulated truth)"].setting.batch_size < 64
     assert to_json(found["most samples/s"])["time_s"] is None
 
 
-def test_the_published_method_chooses_among_what_was_measured() -> None:
+def test_the_published_method_sets_clock_and_batch_alone() -> None:
     problem = world.problem(BUDGET)
-    some = EVERYTHING[::9]
-    samples = {int(b): float(np.exp(world.Curve().predict([b])[0][0])) for b in world.BATCH_SIZES}
-    found = by_name(compare(problem, predicted(), some))["published method, settings measured so far"]
-    assert found.setting == choose_published(some, samples, BUDGET).setting
-    assert found.known == "measured"
-    fitting = [m for m in some if m.power_w <= 7.0]
-    too_few = compare(problem, predicted(), fitting[:1])
-    assert "published method, settings measured so far" not in by_name(too_few)
-    assert "fewer than two" in too_few_for_published(too_few)
-    assert too_few_for_published(compare(problem, predicted(), some)) == ""
+    for measured in ((), EVERYTHING[::9], EVERYTHING):  # of whatever else was measured it knows nothing
+        found = by_name(compare(problem, predicted(), measured))[PUBLISHED]
+        assert found.setting.mode.cpu_mhz == max(world.CPU_MHZ)
+        offered = [(m, at) for at, m in enumerate(EVERYTHING) if m.setting.mode.cpu_mhz == max(world.CPU_MHZ)]
+        times = {m.setting: m.step_s * math.exp(problem.log_steps[at]) for m, at in offered if m.power_w <= 7.0}
+        assert found.time_s == pytest.approx(min(times.values()))
 
 
 def test_powertrain_is_taken_at_its_word_and_judged_by_ours() -> None:
@@ -150,7 +145,7 @@ def test_the_oracle_is_the_best_by_the_truth_and_changes_nothing_else() -> None:
     assert with_truth[:-1] == compare(problem, off, ())
     allowed = [m for m in EVERYTHING if m.power_w <= 7.0]
     samples = {b: float(np.exp(world.Curve().predict([b])[0][0])) for b in world.BATCH_SIZES}
-    best = choose_published(allowed, samples, BUDGET)
+    best = min(allowed, key=lambda m: m.step_s / m.setting.batch_size * samples[m.setting.batch_size])
     assert with_truth[-1].setting == best.setting
 
 
@@ -203,9 +198,9 @@ def test_a_baseline_that_cannot_keep_the_budget_is_said_and_not_a_row() -> None:
     tight = world.problem(Budget(power_w=min(highest) - 0.01))
     found = compare(tight, predicted(), ())
     assert "most samples/s" in by_name(found)
-    assert not {LARGEST, MIDDLE} & set(by_name(found))
-    assert LARGEST in cannot_keep(found)
-    assert MIDDLE in cannot_keep(found)
+    for rule in (LARGEST, MIDDLE, PUBLISHED):
+        assert rule not in by_name(found)
+        assert rule in cannot_keep(found)
 
 
 def test_rules_that_choose_the_same_are_one_row_but_the_truth_stays_apart() -> None:

@@ -1,18 +1,16 @@
 from __future__ import annotations
 
-import math
-
 import numpy as np
 import planning_world as world
 import pytest
 
 from underwatt.budget import Budget
-from underwatt.errors import BudgetError, InputError
-from underwatt.planning.problem import Outlook
+from underwatt.convergence.curve import samples_to_target
+from underwatt.errors import InputError
+from underwatt.planning.problem import Outlook, Problem
 from underwatt.predict.base import SettingArray
-from underwatt.records import Measurement, PowerMode, Prediction, Status
+from underwatt.records import PowerMode, Prediction, Setting
 from underwatt.rivals import compare as baselines
-from underwatt.rivals.compare import choose_published
 
 PROBLEM = world.problem(Budget(power_w=7.0))
 TABLE = baselines.Table.measured(PROBLEM, world.everything())
@@ -116,36 +114,24 @@ def test_a_truth_must_cover_every_candidate() -> None:
         baselines.Table.measured(PROBLEM, world.everything()[1:])
 
 
-SAMPLES = {4: 30_000.0, 8: 20_000.0, 16: 20_000.0, 32: 22_000.0, 64: math.nan}
+def _published(budget_w: float, samples: dict[int, float]) -> Setting | None:
+    problem = Problem.of(PROBLEM.candidates, Budget(power_w=budget_w), samples_to_target(samples))
+    row = baselines.published(baselines.Table.measured(problem, world.everything()), budget_w)
+    return None if row is None else PROBLEM.candidates[row]
 
 
-def test_it_is_the_smallest_time_per_sample_times_samples_that_fits() -> None:
-    table, budget = world.everything(), Budget(power_w=7.0)
-    chosen = choose_published(table, SAMPLES, budget)
-    assert chosen.power_w <= 7.0
-
-    def time(m: Measurement) -> float:
-        return m.step_s / m.setting.batch_size * SAMPLES[m.setting.batch_size]
-
-    assert all(time(chosen) <= time(m) for m in table if m.power_w <= 7.0 and m.setting.batch_size in (4, 8, 16, 32))
-    assert chosen.setting.batch_size != 64
+SAMPLES = {4: 30_000.0, 8: 20_000.0, 16: 20_000.0, 32: 22_000.0}  # and none at 64, which never gets there
 
 
-def test_only_ratios_of_samples_matter() -> None:
-    table, budget = world.everything(), Budget(power_w=7.0)
-    tenfold = {size: 10 * samples for size, samples in SAMPLES.items()}
-    assert choose_published(table, SAMPLES, budget) == choose_published(table, tenfold, budget)
+def test_the_published_method_takes_the_smallest_time_of_its_clocks_and_batch_sizes_that_fit() -> None:
+    chosen = _published(7.0, SAMPLES)
+    assert chosen is not None
 
+    def time_s(setting: Setting) -> float:
+        return world.truth(setting).step_s / setting.batch_size * SAMPLES[setting.batch_size]
 
-def test_a_budget_nothing_keeps_names_the_smallest_that_is_kept() -> None:
-    smallest_w = min(m.power_w for m in world.everything() if m.setting.batch_size != 64)
-    with pytest.raises(BudgetError) as error:
-        choose_published(world.everything(), SAMPLES, Budget(power_w=1.0))
-    assert f"{smallest_w:.4g} W" in str(error.value)
-
-
-def test_nothing_known_is_an_error() -> None:
-    failed = Measurement(world.at(500.0, 200.0, 8), status=Status.OUT_OF_MEMORY)
-    for table in ((), (failed,), world.everything()):
-        with pytest.raises(InputError):
-            choose_published(table, {} if len(table) > 1 else SAMPLES, Budget(power_w=7.0))
+    offered = [world.at(max(world.CPU_MHZ), gpu, b) for gpu in world.GPU_MHZ for b in SAMPLES]
+    assert chosen in offered
+    assert time_s(chosen) == min(time_s(one) for one in offered if world.truth(one).power_w <= 7.0)
+    assert _published(7.0, {size: 10 * count for size, count in SAMPLES.items()}) == chosen
+    assert _published(1.0, SAMPLES) is None

@@ -440,5 +440,6 @@ def _candidates(measured: Profile, record: RunRecord | None, listener: Listener)
         space = lookup.offered_modes(measured, listener)
     except PredictError:
         return None
-    sizes = {m.setting.batch_size for m in measured.usable()} | set(record.start.batch_sizes if record else ())
+    sizes = {m.setting.batch_size for m in measured.usable()} | set(measured.workload.batch_sizes)
+    sizes |= set(record.start.batch_sizes if record else ())
     return lookup.every_setting(space, sorted(sizes))

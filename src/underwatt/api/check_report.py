@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from underwatt.records import DeviceInfo
 
 # Of a path only what lies in these places says something of the board; any other says something of its owner.
-_OPEN_PLACES = r"(?:sys|proc/device-tree|dev|etc/nvpmodel\.conf|etc/udev/rules\.d|bin)\b"
+_OPEN_PLACES = r"(?:sys|proc/device-tree|dev|etc/nvpmodel\.conf|run/underwatt|bin)\b"
 _PATH = re.compile(rf"(?<![\w./%])/(?!{_OPEN_PLACES})[\w.~+@-]+(?:/[\w.~+@:-]*)*")
 _MAC = re.compile(r"\b[0-9a-fA-F]{2}(?:[:-][0-9a-fA-F]{2}){5}\b")
 _AS_ASKED = 0.03  # a clock that runs this close to what was asked is that clock

@@ -317,7 +317,8 @@ def _problem(
             "Energy and time of a whole training need to be known by how many samples it takes.",
             hint="`underwatt converge JOB` finds that out, at an easier target where none was reached.",
         )
-    sizes = batch_sizes or _sizes(measured)
+    # Those that the job may be trained with, also where few of them were measured: rules are for them too.
+    sizes = batch_sizes or tuple(sorted({*_sizes(measured), *measured.workload.batch_sizes}))
     if device:
         space = permitted_space(device)
     else:

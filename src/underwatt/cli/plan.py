@@ -162,7 +162,7 @@ def _say_search(event: object) -> None:
 
 def _show_plan(plan: DevicePlan, risk: float) -> None:
     """The choice, why, and what others would take; without convergence, times are those of a useful sample."""
-    from underwatt.rivals.compare import as_alternative, cannot_keep, joined, too_few_for_published
+    from underwatt.rivals.compare import as_alternative, cannot_keep, joined
 
     best, per_sample, others = plan.chosen, plan.per_sample, plan.others
     time, low, high = (_took(s, per_sample) for s in (best.time_s.expected, best.time_s.low, best.time_s.high))
@@ -194,7 +194,7 @@ def _show_plan(plan: DevicePlan, risk: float) -> None:
     neighbours = [as_alternative(name, expected, plan.budget, risk) for name, expected in near if expected is not None]
     rows = joined([*neighbours, *others])
     common.OUT.print(_plan_table(plan, rows))
-    for lacking in filter(None, (cannot_keep(others), too_few_for_published(others))):
+    if lacking := cannot_keep(others):
         common.say(lacking)
     common.OUT.print("[dim]* measured, the others predicted. Vendor's and maximum mode: with the middle batch size.[/]")
     if any(row.fits == "risky" for row in rows):

@@ -59,7 +59,7 @@ def job_info(job: Job) -> WorkloadInfo:
     ]
     name = (job.name or type(model).__name__) + (" (synthetic data)" if job.synthetic else "")
     software = {"python": platform.python_version(), "torch": str(torch.__version__)}
-    return WorkloadInfo(name, _digest(parts), software)
+    return WorkloadInfo(name, _digest(parts), software, tuple(job.batch_sizes))
 
 
 def loop_info(name: str, optimizer: Any = None) -> WorkloadInfo:

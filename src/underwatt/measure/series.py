@@ -51,11 +51,12 @@ class MeasurementStore(Protocol):
 
 
 def grid_modes(space: ModeSpace) -> list[PowerMode]:
-    """The table of the published method: every GPU clock (or power limit), all else at its highest."""
+    """The table of the published method: every GPU clock (of power limits, some), all else at its highest."""
     main = next((knob for name in MAIN_KNOBS if (knob := space.knob(name))), None)
     if main is None:
         return [space.highest]
-    return [space.highest.with_knobs(**{main.name: value}) for value in thinned(main.values, GRID_STEPS)]
+    values = thinned(main.values, GRID_STEPS) if main.continuous else main.values
+    return [space.highest.with_knobs(**{main.name: value}) for value in values]
 
 
 def thinned(values: Sequence[float], most: int) -> list[float]:

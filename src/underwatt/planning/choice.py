@@ -62,8 +62,8 @@ class Plan:
     budget: Budget
     goal: Goal
     risk: float  # the accepted chance to break the budget
-    faster: Expectation | None  # the next faster setting on the front: it draws more
-    thriftier: Expectation | None  # the next one on the front that draws less: it is slower
+    faster: Expectation | None  # the next faster setting on the front that draws more
+    thriftier: Expectation | None  # the next slower setting on the front that draws less and spends less energy
     front: tuple[Expectation, ...]  # from the fastest to the one that draws least
     reason: str
     # Time over that of the batch size that would be best if it were known how this training learns; none where it is.
@@ -162,11 +162,16 @@ def _plan(known: Candidates, allowed: NDArray[np.bool_], how: str, risk: float) 
     """The best of the allowed candidates, with its surroundings."""
     problem, time, power = known.problem, known.outlook.log_time_s, known.outlook.log_power_w
     score, _ = known.outlook.log_score(problem.goal)
-    row = int(np.argmin(np.where(allowed, score, np.inf)))
+    equal = np.flatnonzero(allowed & (score == score[allowed].min()))  # of these the one that draws least
+    row = int(equal[np.argmin(power[equal])])
     rows = front(np.where(known.runs, time, np.inf), power)
     described = np.append(rows, row)
     around = dict(zip(described.tolist(), known.expect(described), strict=True))
-    faster, thriftier = rows[time[rows] < time[row]].tolist(), rows[power[rows] < power[row]].tolist()
+    # The choice need not be on the front: what may be predicted to beat it altogether is none of its neighbours.
+    energy = known.outlook.log_energy_j
+    faster = rows[(time[rows] < time[row]) & (power[rows] > power[row])].tolist()
+    less = (power[rows] < power[row]) & (energy[rows] < energy[row])
+    thriftier = rows[(time[rows] > time[row]) & less].tolist()
     return Plan(
         chosen=around[row],
         budget=problem.budget,

@@ -245,7 +245,8 @@ def _assumptions(
     if profile.device.simulated:
         found.append(
             f"{profile.device.name} is simulated: its times, watts and joules come from a model of the board, "
-            "not from hardware."
+            "not from hardware. The predictor's physics is of the same family as the simulator's, so predictions look "
+            "better here than on a board."
         )
     if record is not None and record.start.simulated:
         found.append("The run's seconds are simulated seconds.")

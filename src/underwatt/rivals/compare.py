@@ -1,7 +1,7 @@
 """What others would choose, beside the choice: the state of the art and simple rules, so that a user sees the gain.
 
 Each rule is a function over a table of settings (measured, or predicted where nothing else is known) that returns a
-row, or ``None`` where it finds nothing that fits. The published algorithm works on measurements themselves.
+row, or ``None`` where it finds nothing that fits.
 
 Every rule is judged by one outlook: what was measured where it was measured, predictions elsewhere. Only the oracle is
 judged by a truth, which exists for simulated boards and recorded tables alone, and which no choice is made from. The
@@ -21,7 +21,7 @@ from underwatt.csv_tables import read_measurements
 from underwatt.drivers.replay import ReplayDevice
 from underwatt.drivers.virtual.device import VirtualJetson
 from underwatt.drivers.virtual.physics import Clocks, step_power, step_times
-from underwatt.errors import BudgetError, InputError, OutOfMemoryError, UnderwattError
+from underwatt.errors import InputError, OutOfMemoryError
 from underwatt.planning.choice import RISK, Candidates, outlook_as_known
 from underwatt.planning.problem import ROUNDING, Goal, Outlook, Problem, keeps, rows_of
 from underwatt.predict.base import take_rows
@@ -91,6 +91,15 @@ def largest_batch(table: Table, power_w: float) -> int | None:
     return _highest(table.settings, by_clock_alone(table.settings) & table.fits(power_w))
 
 
+def published(table: Table, power_w: float) -> int | None:
+    """The method of "Accelerated Training on Low-Power Edge Devices" (TMLR 2025): the best batch size and clock.
+
+    Every pair was measured and every batch size trained on proxy data: of those that fit, the smallest time per sample
+    × samples to target. All other knobs stay at their highest, and nothing pauses.
+    """
+    return _smallest(table.time_s, by_clock_alone(table.settings) & table.fits(power_w))
+
+
 def default_batch(table: Table, power_w: float) -> int | None:
     """The middle batch size in place of the largest, otherwise the same rule."""
     small = table.settings.batch_size <= _middle_batch(table)
@@ -146,37 +155,6 @@ def _smallest(values: Floats, allowed: NDArray[np.bool_]) -> int | None:
     return int(np.argmin(np.where(allowed, values, np.inf))) if np.any(allowed) else None
 
 
-def choose_published(
-    measurements: Sequence[Measurement], samples_to_target: Mapping[int, float], budget: Budget
-) -> Measurement:
-    """The algorithm of "Accelerated Training on Low-Power Edge Devices" (TMLR 2025), exactly.
-
-    Every setting was measured, every batch size was trained on proxy data: of the settings whose power fits, the one
-    with the smallest time per sample × samples to target. No prediction, no uncertainty. Batch sizes that are not in
-    ``samples_to_target``, or never reach the target (NaN or inf), are left out. Only the budget's watts count.
-
-    Raises ``BudgetError`` where no measured setting fits.
-    """
-    usable = []
-    for m in measurements:
-        samples = samples_to_target.get(m.setting.batch_size, math.inf)
-        if m.usable and math.isfinite(samples):
-            usable.append((m.step_s / m.setting.batch_size * samples, m))
-    if not usable:
-        raise InputError(
-            "No measured setting has a batch size whose samples to target are known.",
-            hint="Measure settings at the batch sizes of the proxy runs.",
-        )
-    fitting = [(time_s, m) for time_s, m in usable if budget.allows(m)]
-    if not fitting:
-        smallest_w = min(budget.drawn_w(m) for _, m in usable)
-        raise BudgetError(
-            f"No measured setting keeps the budget of {budget}.",
-            hint=f"The smallest budget that one keeps is {smallest_w:.4g} W.",
-        )
-    return min(fitting, key=lambda found: found[0])[1]
-
-
 # The comparison.
 
 Fits = Literal["yes", "risky", "over"]
@@ -184,10 +162,8 @@ Known = Literal["measured", "predicted", "truth"]
 
 # The rules that lower one clock, in the order of the comparison; the first is the paper's baseline.
 LARGEST, MIDDLE = "largest batch, highest clock", "middle batch, highest clock"
-PUBLISHED = "published method, settings measured so far"
+PUBLISHED = "published method, batch and clock"
 JOINT = "; "  # between the names of rules that choose the same
-# A table of one setting leaves the published method nothing to choose.
-FEWEST_TO_CHOOSE = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -243,7 +219,7 @@ def compare(
         **({f"vendor's {stock[0]}": stock[1]} if stock else {}),
         "maximum mode": maximum_mode(table),
         "most samples/s": fastest_throughput(table, watts),
-        PUBLISHED: _published(part, measurements),
+        PUBLISHED: published(table, watts),
     }
     if powertrain is not None:
         seen = Outlook.without_pauses(part, take_rows(powertrain, rows), measurements)
@@ -259,18 +235,11 @@ def compare(
 
 
 def cannot_keep(others: Sequence[Alternative]) -> str:
-    """Which rules of one clock find nothing within the budget, in one sentence; empty where both find something."""
-    lacking = [name for name in (LARGEST, MIDDLE) if not any(other.name == name for other in others)]
+    """Which rules of one clock find nothing within the budget, in one sentence; empty where all find something."""
+    lacking = [name for name in (LARGEST, MIDDLE, PUBLISHED) if not any(other.name == name for other in others)]
     if not lacking:
         return ""
     return f"No setting for {' and for '.join(lacking)}: with all else at its highest, no clock keeps the budget."
-
-
-def too_few_for_published(others: Sequence[Alternative]) -> str:
-    """Why there is no row for the published method, in one sentence; empty where there is one."""
-    if any(other.name == PUBLISHED for other in others):
-        return ""
-    return "No row for the published method: it chooses among measured settings, and fewer than two of them fit."
 
 
 def joined(others: Sequence[Alternative]) -> tuple[Alternative, ...]:
@@ -299,20 +268,6 @@ def as_alternative(
         fits = "yes"
     known: Known = "measured" if expected.measured else "predicted"
     return Alternative(name, expected.setting, time_s, energy_j, power_w, fits, known)
-
-
-def _published(problem: Problem, measurements: Sequence[Measurement]) -> int | None:
-    """The published method over what was measured; ``None`` where that leaves it nothing to choose from."""
-    offered = [m for m in measurements if m.usable and len(rows_of(problem.candidates, m.setting))]
-    if len({m.setting for m in offered if problem.budget.allows(m)}) < FEWEST_TO_CHOOSE:
-        return None
-    sizes = problem.candidates.batch_size
-    samples = dict(zip(sizes.tolist(), (np.exp(problem.log_steps) * sizes).tolist(), strict=True))
-    try:
-        chosen = choose_published(offered, samples, problem.budget)
-    except UnderwattError:
-        return None  # no batch size among them reaches the target
-    return int(rows_of(problem.candidates, chosen.setting)[0])
 
 
 def _oracle(problem: Problem, whose: str, step_s: Floats, steps_w: Floats) -> Alternative | None:

@@ -7,6 +7,9 @@ fine-tunes every weight. Not published, chosen here: targets are scaled like the
 which checkpoint is best, the batch size is one more input where it varies, and the uncertainty (the method has none) is
 the error left on the samples.
 
+Training on a whole reference takes minutes, so the published one (ResNet-18 on an Orin AGX) is kept as a file beside
+this module; ``benchmarks/make_references.py --network TABLE`` trains and writes it again.
+
 The table is the method of "Accelerated Training on Low-Power Edge Devices" (TMLR 2025).
 """
 
@@ -15,6 +18,7 @@ from __future__ import annotations
 import copy
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -36,6 +40,8 @@ if TYPE_CHECKING:
 LAYERS = (256, 128, 64)
 DROPOUTS = (0.4, 0.3)
 LEARNING_RATE = 1e-3
+REFERENCE = Path(__file__).with_name("powertrain_orin_agx_resnet18.npz")
+REFERENCE_KNOBS = ("cpu_cores", "cpu_mhz", "gpu_mhz", "mem_mhz")
 EPOCHS = 100
 BATCH_ROWS = 32
 CHECKPOINT_SHARE = 0.2
@@ -48,26 +54,31 @@ READING_STD = (0.025, 0.015)
 
 
 class PowerTrain:
-    """The published networks; needs PyTorch. Uses the first reference only, as published."""
+    """The published networks; needs PyTorch. Uses the first reference only, as published.
+
+    ``relative`` errors make the loss, as its authors do for an Orin Nano; squared ones else.
+    """
 
     name = "powertrain"
 
-    def __init__(self, *, seed: int = 0, epochs: int = EPOCHS) -> None:
+    def __init__(self, *, seed: int = 0, epochs: int = EPOCHS, relative: bool = False) -> None:
         self._torch = require("torch", extra="torch")
-        self._seed = seed
-        self._epochs = epochs
+        self._seed, self._epochs, self._relative = seed, epochs, relative
 
     def fit(self, measurements: Sequence[Measurement], references: Sequence[Profile] = ()) -> FittedPowerTrain:
-        """Fine-tune on the measurements, from networks trained on the reference or from nothing."""
-        return self.transfer(measurements, self.pretrain(references[0]) if references else None)
+        """Fine-tune on the measurements, from networks trained on the reference: the published one where none is given.
+
+        From nothing where that one has other knobs.
+        """
+        return self.prepare(observe(measurements).settings, references)(measurements)
 
     def prepare(
-        self,
-        candidates: SettingArray,  # noqa: ARG002 - part of the interface
-        references: Sequence[Profile] = (),
+        self, candidates: SettingArray, references: Sequence[Profile] = ()
     ) -> Callable[[Sequence[Measurement]], FittedPowerTrain]:
         """Train on the reference once, to fine-tune again and again."""
-        return partial(self.transfer, pretrained=self.pretrain(references[0]) if references else None)
+        if references:
+            return partial(self.transfer, pretrained=self.pretrain(references[0]))
+        return partial(self.transfer, pretrained=saved_reference() if candidates.knobs == REFERENCE_KNOBS else None)
 
     def pretrain(self, reference: Profile) -> FittedPowerTrain:
         """Train on a whole reference: minutes of work that many fits can share."""
@@ -103,17 +114,21 @@ class PowerTrain:
                 module[-1] = torch.nn.Linear(LAYERS[-1], 1)
             x = torch.as_tensor(inputs.scale(rows), dtype=torch.float32)
             y = torch.as_tensor(targets.scale(values), dtype=torch.float32)[:, None]
-            self._descend(module, x, y)
+            self._descend(module, x, y, float(targets.mean / targets.std) if self._relative else None)
         network = _Network(torch, module, inputs, targets, floor=float(np.exp(logs.min())) / FLOOR)
         return replace(network, std=max(LEAST_STD, float(np.sqrt(np.mean((network.logs(rows) - logs) ** 2)))))
 
-    def _descend(self, module: Any, x: Any, y: Any) -> None:
+    def _descend(self, module: Any, x: Any, y: Any, level: float | None) -> None:
+        """Train on scaled targets; relative errors are of these and the ``level`` that was taken off them."""
         torch = self._torch
         order = torch.randperm(len(x))
         held_back = order[: max(1, int(CHECKPOINT_SHARE * len(x)))]
         training = order[len(held_back) :]
         optimizer = torch.optim.Adam(module.parameters(), lr=LEARNING_RATE)
-        loss = torch.nn.MSELoss()
+
+        def loss(out: Any, wanted: Any) -> Any:
+            return ((out - wanted) ** 2 if level is None else ((out - wanted) / (wanted + level)).abs()).mean()
+
         best, best_loss = copy.deepcopy(module.state_dict()), float("inf")
         for _ in range(self._epochs):
             module.train()
@@ -137,9 +152,19 @@ class FittedPowerTrain:
     networks: tuple[_Network, ...]
 
     def predict(self, settings: SettingArray) -> Prediction:
-        """Log time and log power of each setting; the uncertainty is the same for all."""
+        """Log time and log power of each setting; the uncertainty is the same for all.
+
+        Refuses settings that differ in something that never varied in what it was trained on: of that it knows nothing.
+        """
         check_same_knobs(settings, self.knobs)
-        rows = settings.matrix()
+        rows, seen = settings.matrix(), self.networks[0].inputs
+        fixed = np.flatnonzero(~seen.varied & np.any(rows != seen.mean, axis=0))
+        if len(fixed):
+            names = " and ".join((*self.knobs, "batch size")[at] for at in fixed)
+            raise PredictError(
+                f"PowerTrain never saw {names} vary, and is asked about other values.",
+                hint="Measure settings that differ in it, or use the default predictor.",
+            )
         found = [(network.logs(rows), np.full(len(rows), network.std)) for network in self.networks]
         return Prediction(*found[0], *found[1])
 
@@ -148,11 +173,13 @@ class FittedPowerTrain:
 class _Scaler:
     mean: Floats
     std: Floats
+    varied: NDArray[np.bool_]
 
     @classmethod
     def of(cls, values: Floats) -> _Scaler:
-        std = values.std(axis=0)
-        return cls(values.mean(axis=0), np.where(std > 0, std, 1.0))
+        varied = np.ptp(values, axis=0) > 0
+        mean = np.where(varied, values.mean(axis=0), values[0])
+        return cls(mean, np.where(varied, values.std(axis=0), 1.0), varied)
 
     def scale(self, values: Floats) -> Floats:
         return np.asarray((values - self.mean) / self.std)
@@ -176,6 +203,35 @@ class _Network:
             out = self.module(self.torch.as_tensor(self.inputs.scale(rows), dtype=self.torch.float32))
         values = out.numpy().astype(float).ravel() * self.targets.std + self.targets.mean
         return np.asarray(np.log(np.maximum(values, self.floor)))
+
+
+def saved_reference() -> FittedPowerTrain:
+    """The networks of the published reference, as ``save_networks`` wrote them."""
+    torch = require("torch", extra="torch")
+    with np.load(REFERENCE) as kept:
+        networks = []
+        for at in range(2):
+            module = _network(torch.nn, len(REFERENCE_KNOBS) + 1)
+            state = {name: torch.as_tensor(kept[f"{at}.{name}"].astype(np.float32)) for name in module.state_dict()}
+            module.load_state_dict(state)
+            inputs, targets = (
+                _Scaler(*(kept[f"{at}.{whose}.{part}"] for part in ("mean", "std", "varied")))
+                for whose in ("inputs", "targets")
+            )
+            networks.append(_Network(torch, module, inputs, targets, float(kept[f"{at}.floor"])))
+    return FittedPowerTrain(REFERENCE_KNOBS, tuple(networks))
+
+
+def save_networks(fitted: FittedPowerTrain, path: Path = REFERENCE) -> None:
+    """Write networks for ``saved_reference``: weights in half precision, which fine-tuning never notices."""
+    arrays: dict[str, Any] = {}
+    for at, network in enumerate(fitted.networks):
+        weights = network.module.state_dict().items()
+        arrays |= {f"{at}.{name}": value.numpy().astype(np.float16) for name, value in weights}
+        for whose, scaler in (("inputs", network.inputs), ("targets", network.targets)):
+            arrays |= {f"{at}.{whose}.{part}": getattr(scaler, part) for part in ("mean", "std", "varied")}
+        arrays[f"{at}.floor"] = network.floor
+    np.savez_compressed(path, **arrays)
 
 
 def _network(nn: Any, inputs: int) -> Any:

@@ -296,11 +296,14 @@ def _find_profile_id(connection: sqlite3.Connection, device: DeviceInfo, workloa
     """The number of a profile, made where there is none; other software makes another profile."""
     software = json.dumps([to_json(dict(info.software)) for info in (device, workload)], sort_keys=True)
     identity = (device.id, workload.id, hashlib.sha256(software.encode()).hexdigest()[:16])
-    query = "SELECT id FROM profiles WHERE (device_id, workload_id, software_id) = (?, ?, ?)"
+    query = "SELECT id, workload FROM profiles WHERE (device_id, workload_id, software_id) = (?, ?, ?)"
+    says = json.dumps(to_json(workload))
     for found in _select(connection, query, *identity):
+        if found["workload"] != says:  # its batch sizes, or its name, were changed since
+            connection.execute("UPDATE profiles SET workload = ? WHERE id = ?", (says, found["id"]))
         return int(found["id"])
     row = dict(zip(("device_id", "workload_id", "software_id"), identity, strict=True))
-    row |= {"device": json.dumps(to_json(device)), "workload": json.dumps(to_json(workload)), "created_at": _now()}
+    row |= {"device": json.dumps(to_json(device)), "workload": says, "created_at": _now()}
     return _insert(connection, "profiles", [row])
 
 

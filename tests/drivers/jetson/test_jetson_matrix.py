@@ -49,14 +49,14 @@ def row(cell: Cell, mount: Mount) -> str:
     mount.tell("use_gpu")
     device = JetsonDevice(mount.root)
     mode = largest(device)
-    group = (
+    known = (
         f"{mode.cpu_cores} cores, CPU to {mode.cpu_mhz:g}, GPU to {mode.gpu_mhz:g}{' once used' if gpu_first else ''}"
         if mode.cpu_cores
         else "–"
     )
-    root_only = f"memory to {mode.mem_mhz:g}" if mode.mem_mhz else "–"
+    memory = f", memory to {mode.mem_mhz:g}" if mode.mem_mhz else ""
     rails = power.detail.removeprefix("total of ")
-    return f"| {NAMES[cell.board]} | {cell.release} | `{rails}` | {group} | {root_only} |"
+    return f"| {NAMES[cell.board]} | {cell.release} | `{rails}` | {known}{memory} |"
 
 
 @pytest.mark.parametrize("key", CELLS, ids=lambda key: "-".join(key))
