@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 faults = Faults()
 LOST = "put everything back"  # what a run notes whose helper has started again
+PUT_BACK = "what a killed process had set was put back"
 WITHIN_S = 1.0  # in which all is to be back after the end of whoever held the board
 
 
@@ -51,6 +52,12 @@ class Served:
         with suppress(TimeoutError):
             wait_until(lambda: files(self.root) == self.before and not self.helper.journals, within_s)
         return files(self.root) == self.before and not self.helper.journals
+
+    def says(self, text: str) -> bool:
+        """Whether the helper's log says so, at the latest a moment later."""
+        with suppress(TimeoutError):
+            wait_until(lambda: text in self.helper.said(), WITHIN_S)
+        return text in self.helper.said()
 
     def changed(self) -> bool:
         """Whether somebody has set something."""
@@ -78,8 +85,7 @@ def killed_client(at: Try) -> Found:
         child.send(signal.SIGKILL)
         child.wait()
         back = served.is_back()
-        said = "has ended: the board is as it was found" in served.helper.said() or "is gone" in served.helper.said()
-        return Found(back, said, words=served.helper.said())
+        return Found(back, served.says(": the board is as it was found"), words=served.helper.said())
 
 
 @faults("kill -9 of the helper")
@@ -95,7 +101,7 @@ def killed_helper(at: Try) -> Found:
             if at.chance.random() < 0.5:  # the session goes on, which is said
                 session.apply(any_mode(device, at.chance))
                 back = back and any(LOST in text for text in device.foreign_changes())
-        said = not errors and "what a killed process had set was put back" in served.helper.said()
+        said = not errors and served.says(PUT_BACK)
         return Found(back and served.is_back(), said, words=words_of(errors) + served.helper.said())
 
 
@@ -110,7 +116,7 @@ def killed_both(at: Try) -> Found:
         left = bool(served.helper.journals)
         served.helper.start()
         back = served.is_back()
-        said = not left or "what a killed process had set was put back" in served.helper.said()
+        said = not left or served.says(PUT_BACK)
         return Found(back, said, words=served.helper.said())
 
 
@@ -137,7 +143,7 @@ def frozen_client(at: Try) -> Found:
             link.ask("apply", lease=lease, mode=dict(any_mode(device, at.chance).knobs()))
         device.close()
         refused = len(errors) == 1 and isinstance(errors[0], LeaseError)
-        said = refused and "gave no sign of life" in served.helper.said()
+        said = refused and served.says("gave no sign of life")
         return Found(back and served.is_back(), said, lost=not changed, words=words_of(errors) + served.helper.said())
 
 

@@ -19,7 +19,7 @@ from train_world import blobs, train
 from _faults_world import Faults, Found, Loop, Try, any_board, caught, ended_as, notes_in, told, words_of
 from underwatt.control.state import ControlOptions
 from underwatt.errors import ApplyError, BudgetError, UnderwattError
-from underwatt.events import BudgetChanged, Measured
+from underwatt.events import BudgetChanged, Measured, SettingChanged
 from underwatt.runlog.inbox import INBOX_NAME, post_budget
 from underwatt.runlog.log import read_log
 
@@ -246,6 +246,26 @@ def impossible_post(at: Try) -> Found:
     unheld = verdict is not None and verdict.held is False
     said = told(loop.errors, " W") or (unheld and any(" W" in text for text in notes_in(loop.folder)))
     return loop.found(said=said)
+
+
+@faults("another program that draws watts")
+def disturbed(at: Try) -> Found:
+    device, power_w = any_board(at.chance)
+    loop = Loop(at, device, power_w, options=SEARCHES)
+    with loop as looped:
+        looped.train(some_s(at.chance))
+        device.board.disturb(extra_w=at.chance.uniform(0.8, 2.0))
+        begun_s, begun_j = device.clock.now_s(), device.board.energy_j
+        looped.train(WITHIN_S)
+        drawn_w = (device.board.energy_j - begun_j) / (device.clock.now_s() - begun_s)
+        device.board.disturb(extra_w=0.0)
+    log = log_in(loop)
+    noticed = any("drifted" in text for text in notes_in(loop.folder, "info"))
+    corrected = any(change.state == "correcting" for change in log.of(SettingChanged))
+    unheld = log.end is not None and log.end.verdict is not None and log.end.verdict.held is False
+    said = noticed or corrected or unheld or drawn_w <= 1.02 * power_w  # held all the same: there is nothing to say
+    found = loop.found(said=said and ended_as(loop.folder, "finished"), lost=drawn_w > 1.05 * power_w)
+    return replace(found, words=f"{drawn_w:.2f} W of {power_w:g} W")
 
 
 # Memory

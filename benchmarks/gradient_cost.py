@@ -22,7 +22,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "examples"))
 
 import jobs
 from _table import Column, add_output, as_table, told, write
-from underwatt.jobs.training import Completion, GradientWatch, Training
+from underwatt.jobs.gradient_watch import GradientWatch
+from underwatt.jobs.training import Completion, Training
 
 WARM, ROUND_STEPS = 30, 25
 COLUMNS = (

@@ -13,7 +13,7 @@ from enum import Enum
 from typing import Any, ClassVar
 
 from underwatt.errors import InputError
-from underwatt.records import DeviceInfo, Measurement, Setting, WorkloadInfo, from_json, to_json
+from underwatt.records import DeviceInfo, Measurement, PowerMode, Setting, WorkloadInfo, from_json, to_json
 
 ALLOWED_SHARE = 0.01  # of the judged time may be over the budget
 # Less than this proves nothing: it is mostly the sensor finding out what the device draws.
@@ -125,6 +125,8 @@ class Progressed(Event):
     time_left_s: float | None = None
     gap_share: float = math.nan  # of the time, spent in pauses
     share: float | None = None  # of the way to the target
+    running: PowerMode | None = None  # clocks as they ran when the device was last asked
+    temperature_c: float | None = None  # of its hottest part, then
     verdict: Verdict | None = None  # so far; a run that is killed says no other
 
 

@@ -17,12 +17,12 @@ from real_time import RealTime
 from run_world import NET, SIZES, Hurt, Numbers, found_mode, log_of, train, tuned, virtual
 from torch.optim.lr_scheduler import ExponentialLR, LambdaLR, OneCycleLR
 
-from underwatt.adapters.follow import RateFollower
 from underwatt.adapters.tuner import Tuner
 from underwatt.control.state import ControlOptions
 from underwatt.errors import InputError
 from underwatt.events import Measured, Progressed
 from underwatt.jobs.job import usual_rule
+from underwatt.jobs.rates import RateFollower
 from underwatt.runlog.inbox import running_runs
 from underwatt.store.store import Store
 
@@ -423,3 +423,33 @@ def test_a_loss_whose_value_takes_long_leaves_no_gap_in_the_readings(tmp_path: P
             tuner.starts(8)
             tuner.step(Slow())
     assert float(np.diff(log_of(tmp_path).power.at_s).max()) < 0.6
+
+
+def test_a_run_in_a_folder_goes_on_where_it_is_asked_to(tmp_path: Path) -> None:
+    with tuned(virtual("nano"), folder=tmp_path, resume=True) as first:  # nothing to go on with yet
+        train(first, 4.0)
+    with pytest.raises(InputError, match="There is a run") as caught:
+        tuned(virtual("nano"), folder=tmp_path)
+    assert "resume=True" in caught.value.hint
+    with tuned(virtual("nano"), folder=tmp_path, resume=True) as second:
+        assert (second.samples, second.steps) == (first.samples, first.steps)
+        train(second, 4.0)
+    log = log_of(tmp_path)
+    assert second.elapsed_s > 8.0
+    assert log.end.samples == second.samples > first.samples
+    assert log.end.energy_j > 1.5 * first.energy_j
+    times = [event.at_s for event in log.events]
+    assert times == sorted(times)
+
+
+@pytest.mark.parametrize("given", [8, "8", (8,), "8,8"])
+def test_a_single_batch_size_and_watts_as_text_are_understood(given: Any) -> None:
+    with tuned(virtual("nano"), batch_sizes=given, budget_w="9W") as tuner:
+        assert tuner.batch_size == 8
+
+
+@pytest.mark.parametrize("given", [0, "eight", (), (8, 2.5)])
+def test_batch_sizes_that_are_none_are_refused_kindly(given: Any) -> None:
+    with pytest.raises(InputError, match=r"[Bb]atch size") as caught:
+        tuned(virtual("nano"), batch_sizes=given)
+    assert "8, 16" in caught.value.hint or "8,16" in caught.value.hint

@@ -18,7 +18,6 @@ import pytest
 import torch
 from run_world import HUGE, NET, Hurt, Numbers, found_mode, log_of, notes, train, tuned, virtual
 
-from underwatt.adapters.follow import RateFollower
 from underwatt.adapters.tuner import tune
 from underwatt.control.controller import Controller
 from underwatt.control.state import ControlOptions
@@ -29,6 +28,7 @@ from underwatt.drivers.virtual.simulated_board import VirtualBoard
 from underwatt.drivers.virtual.sysfs import SysfsBoard
 from underwatt.errors import ApplyError, BudgetError, InputError, OutOfMemoryError, SensorError
 from underwatt.events import BudgetChanged, Measured
+from underwatt.jobs.rates import RateFollower
 from underwatt.measure.meter import Meter
 from underwatt.runlog.inbox import post_budget, running_runs
 from underwatt.store.schema import connect
@@ -419,3 +419,17 @@ def test_a_forked_child_that_leaves_the_block_restores_nothing_and_writes_nothin
         assert b'"end"' not in log.read_bytes()
         assert len(running_runs()) == 1
     assert len([line for line in log.read_bytes().splitlines() if json.loads(line)["kind"] == "end"]) == 1
+
+
+@pytest.mark.parametrize("budget_w", [9.0, 3.0], ids=["held", "not held"])
+def test_a_training_ends_with_a_word_on_its_budget(
+    budget_w: float, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    device = Hurt(virtual())
+    with tuned(device, budget_w=budget_w) as tuner:
+        if budget_w < 5.0:
+            device.surge_w = lambda: 4.0
+        train(tuner, 30)
+    assert tuner.verdict.held is (budget_w > 5.0)
+    said = capsys.readouterr().err + "\n".join(caplog.messages)
+    assert str(tuner.verdict) in said

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from run_world import (
     watts,
 )
 
-from underwatt.budget import Budget, Schedule, parse_budget
+from underwatt.budget import Budget, Schedule, Watts, parse_budget
 from underwatt.control.headroom import READ_MARGIN, LevelSearch
 from underwatt.control.live_budget import LiveBudget
 from underwatt.control.state import Phase
@@ -402,6 +403,40 @@ def test_every_reading_of_a_long_step_counts_against_peak_watts(known: bool) -> 
             run.step()
             assert run.elapsed_s - begun_s > 1.0, "the surge is over half a second before the step's end"
         assert run.controller.setting != first
+
+
+def test_no_reading_is_above_peak_watts_that_fall_to_less_than_anything_known_draws() -> None:
+    """The setting that drew least was held for a second, though it was known to draw more."""
+    device = virtual()
+    known = [m for m in seen_before(device) if 7.0 < m.power_w < 10.0]
+    live = LiveBudget(Budget(schedule=Schedule.of([(0.0, 10.5), (30.0, 6.0)]), watts=Watts.PEAK))
+    readings = []
+    with running(device, live, known=known, options=QUICK) as run:
+        run.train(29.0)
+        joules = []
+        device.clock.every(0.1, lambda: joules.append((run.elapsed_s, device.board.energy_j)))
+        run.train(8.0)
+        for (begin_s, before_j), (end_s, after_j) in pairwise(joules):
+            if begin_s > 30.0:
+                readings.append((after_j - before_j) / (end_s - begin_s))
+    assert len(readings) > 50
+    assert max(readings) <= 6.0
+
+
+def test_what_is_tried_for_a_moment_right_after_a_fall_is_not_taken_for_measured(tmp_path: Path) -> None:
+    """A sensor had not shown all of it: settings seemed to draw less than they do, and what was known was doubted."""
+    device, live = virtual(), LiveBudget(Budget(power_w=9.0), inbox=Inbox(tmp_path))
+    quick = replace(NET, flops_per_sample=4e6, bytes_per_sample=50e3, bytes_per_step=1e6, kernels_per_step=8)
+    known = [m for m in seen_before(device, quick) if m.power_w > 6.5]
+    with running(device, live, cost=quick, known=known) as run:
+        run.train(20)
+        post_budget(tmp_path, "3.5W", "command")
+        fell_s = run.elapsed_s
+        run.train(30)
+        assert any("fits" in event.why and event.at_s > fell_s for event in run.said("setting")), "it was tried"
+        for measured in (event.measurement for event in run.said("measured") if event.at_s > fell_s):
+            true_w = device.board.true_power_w(quick, measured.setting.mode, measured.setting.batch_size)
+            assert measured.power_w == pytest.approx(true_w, rel=0.08)
 
 
 def test_joules_that_suffice_for_no_setting_are_said_as_joules() -> None:

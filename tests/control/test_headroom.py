@@ -5,10 +5,11 @@ from __future__ import annotations
 import pytest
 from run_world import SIZES, virtual
 
-from underwatt.budget import Budget
-from underwatt.control.headroom import MOST_IDLE_SHARE, READ_MARGIN, Headroom
+from underwatt.budget import Budget, Watts
+from underwatt.control.headroom import MOST_IDLE_SHARE, READ_MARGIN, Headroom, LevelSearch
 from underwatt.control.knowledge import Drift, Knowledge
 from underwatt.control.live_budget import LiveBudget
+from underwatt.control.state import ControlOptions
 from underwatt.errors import BudgetError
 from underwatt.planning.problem import Problem
 from underwatt.predict.base import SettingArray
@@ -77,3 +78,15 @@ def test_a_peak_that_was_seen_is_remembered_without_drift() -> None:
     known = knowledge.of(setting)
     assert known is not None
     assert known.peak_w == pytest.approx(6.5)
+
+
+def test_where_pauses_may_hold_what_nothing_keeps_one_try_is_enough() -> None:
+    for watts, tries in ((Watts.MEAN, True), (Watts.PEAK, False)):
+        room, live, _ = made(power_w=8.0)
+        live.change(f"8W {watts.value}")
+        search = LevelSearch(room, ControlOptions())
+        search.tried_in_vain(room)
+        assert not search.is_done(room), "nothing is known yet"
+        search.done_w.append(12.0)
+        search.tried_in_vain(room)
+        assert search.is_done(room) is tries, "peak watts are held by no pause"

@@ -292,3 +292,28 @@ def test_steps_that_were_reported_together_are_forgotten_as_soon_as_others(quiet
             pacer.stepped(load.clock.now_s(), quiet_steps)
         hold(load, meter, pacer, 0.05, 14.0, 4.0, 15.0)
         assert hold(load, meter, pacer, 0.05, 14.0, 4.0, 5.0)[0] <= 10.0 * 1.04
+
+
+def test_after_a_fall_the_next_step_is_paid_for_before_it_is_made() -> None:
+    """Steps that came every second and a half come every seven now: a window with one of them only is above."""
+    load = Load(counter=True)
+    with Meter(load) as meter:  # type: ignore[arg-type]
+        pacer = Pacer(meter, 2.1, 0.0)
+        pacer.set_budget(3.5, 2.1)
+        pacer.expect(5.7, 0.6)
+        hold(load, meter, pacer, 0.6, 5.7, 2.1, 60.0)
+        pacer.set_budget(2.4, 2.1)
+        load.drawn_w = 5.7
+        load.clock.sleep(0.6)
+        load.drawn_w = 2.1
+        begin_s, begin_j = load.clock.now_s() - 0.6, load.energy_j - 0.6 * 5.7
+        pacer.stepped(load.clock.now_s())
+        while (pause_s := pacer.pause_s()) > 0:
+            load.clock.sleep(pause_s)
+            pacer.paused(pause_s, load.clock.now_s())
+        waited_s, cycle_s = load.clock.now_s() - begin_s, 0.6 * (5.7 - 2.1) / (2.4 - 2.1)
+        assert waited_s > 1.8 * cycle_s
+        with_next_w = (load.energy_j - begin_j + 0.6 * 5.7) / (waited_s + 0.6)
+        assert with_next_w <= 2.4 * 1.01
+        mean_w, _ = hold(load, meter, pacer, 0.6, 5.7, 2.1, 120.0)
+        assert mean_w == pytest.approx(2.4, rel=0.03)

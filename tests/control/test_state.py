@@ -19,6 +19,7 @@ from underwatt.control.live_budget import LiveBudget
 from underwatt.control.state import CALM_S, ControlOptions, ControlState, Excess, FastPath, Phase, SensorFinding
 from underwatt.errors import SensorError
 from underwatt.planning.problem import Problem
+from underwatt.planning.search import GLIMPSE
 from underwatt.predict.base import SettingArray
 from underwatt.records import DeviceState, Measurement, PowerMode
 
@@ -44,6 +45,8 @@ def test_watts_that_somebody_lowered_are_kept_for_a_while_before_settings_are_tr
     assert control.may_search(lower, 106.1, math.inf)
     higher = control.with_budget(lower, LiveBudget(Budget(power_w=9.0)), 200.0, 200.0, OPTIONS, changed=True)
     assert control.may_search(higher, 201.1, math.inf), "more watts are used at once"
+    assert not control.may_search(lower, 119.9, math.inf, is_over=True), "the mean comes back first"
+    assert control.may_search(lower, 120.1, math.inf, is_over=True), "pauses do not bring it back"
 
 
 # The sensor
@@ -276,3 +279,19 @@ TestTransitions = Transitions.TestCase
 TestTransitions.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
 TestOnABoard = OnABoard.TestCase
 TestOnABoard.settings = settings(max_examples=6, stateful_step_count=12, deadline=None)
+
+
+@given(st.floats(1.0, 12.0), st.floats(1.0, 12.0), st.floats(0.3, 3.0), st.floats(0.2, 1.5))
+def test_what_is_given_up_soon_is_taken_for_what_a_lagging_sensor_would_have_shown(
+    from_w: float, true_w: float, since_s: float, lag_s: float
+) -> None:
+    read_w = true_w + (from_w - true_w) * math.exp(-(since_s - control.ROUGH_S / 2) / lag_s)
+    state, _, _ = made()
+    state = replace(state, changed_s=10.0, changed_from_w=from_w)
+    assert state.setting is not None
+    seen = Measurement(state.setting, step_s=0.1, steps=5)
+    found = control.as_given_up(state, seen, 10.0 + since_s, read_w, lag_s)
+    assert found.steps == GLIMPSE
+    assert read_w <= found.power_w <= control.MOST_UNSEEN * read_w * (1 + 1e-9)
+    if from_w < true_w < control.MOST_UNSEEN * read_w and since_s > 1.5 * control.ROUGH_S:
+        assert found.power_w == pytest.approx(true_w, rel=1e-6)

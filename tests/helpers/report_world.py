@@ -12,7 +12,7 @@ from underwatt.budget import Budget, parse_budget
 from underwatt.drivers.virtual.board_specs import BOARDS
 from underwatt.drivers.virtual.device import VirtualJetson
 from underwatt.drivers.virtual.simulated_board import VirtualBoard
-from underwatt.events import BudgetChanged, Ended, Measured, Noted, SettingChanged, Started
+from underwatt.events import BudgetChanged, Ended, Measured, Noted, Progressed, Scored, SettingChanged, Started
 from underwatt.predict.base import SettingArray
 from underwatt.records import ConvergenceRun, Measurement, Profile, Setting, Status, WorkloadCost, WorkloadInfo
 from underwatt.reports.build import build_report
@@ -112,6 +112,10 @@ def write_run(path: Path, *, seconds: int = 600, name: str = NASTY, excess_at_s:
         log.write(SettingChanged(at_s=half, setting=later, state="holding", why="a new budget"))
         log.write(Noted(at_s=half, level="info", text=f"changed by {NASTY}"))
         log.flush()
+        for share in range(1, 9):
+            here = {"steps": 700 * share, "samples": 12_000 * share, "batch_size": 16, "state": "holding"}
+            log.write(Progressed(at_s=share * seconds / 9, running=best.mode, temperature_c=30.0 + share, **here))
+            log.write(Scored(at_s=share * seconds / 9, samples=12_000 * share, value=0.891 + share / 100, target=0.97))
         for start in range(0, len(at_s), 30_000):
             for at, power in zip(at_s[start : start + 30_000], power_w[start : start + 30_000], strict=True):
                 log.power(float(at), float(power))

@@ -10,7 +10,8 @@ import torch
 from train_world import blobs, make_model
 
 from underwatt.convergence.noise_scale import NoiseScaleMeter
-from underwatt.jobs.training import MOST_LOOKING, GradientWatch, Training
+from underwatt.jobs.gradient_watch import MOST_LOOKING, GradientWatch
+from underwatt.jobs.training import Training
 
 
 def sgd(parameters: Any, lr: float) -> torch.optim.Optimizer:

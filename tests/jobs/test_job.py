@@ -21,12 +21,13 @@ def make(**fields):
 
 def test_only_model_data_and_target_are_needed():
     job = make()
-    assert isinstance(job.make_optimizer(job.model.parameters(), 0.1), torch.optim.AdamW)
+    assert isinstance(job.make_optimizer(job.model, 0.1), torch.optim.AdamW)
     assert job.batch_sizes == (4, 8, 16, 32, 64, 128)
 
 
 def test_batch_sizes_are_put_in_order():
     assert make(batch_sizes=[64, 8, 8]).batch_sizes == (8, 64)
+    assert make(batch_sizes=8).batch_sizes == (8,)
 
 
 @pytest.mark.parametrize("sizes", [[0], [-4, 8], [], [8.0], [True]])

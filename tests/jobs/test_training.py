@@ -41,12 +41,23 @@ def test_a_module_is_copied_so_that_runs_do_not_touch_each_other():
     assert torch.equal(model.weight, before)
 
 
+def rates_used(training):
+    """The learning rates of each step's groups, as the optimizer sees them within it."""
+    seen = []
+    training.optimizer.register_step_pre_hook(
+        lambda made, *_: seen.append([group["lr"] for group in made.param_groups])
+    )
+    return seen
+
+
 def test_another_batch_size_brings_its_learning_rate():
     training = Training(make(lr=0.1, lr_batch_size=64), 64)
+    rates = rates_used(training)
     training.step()
     training.set_batch_size(16)
     training.step()
-    assert training.optimizer.param_groups[0]["lr"] == pytest.approx(0.05)
+    assert rates == [[pytest.approx(0.1)], [pytest.approx(0.05)]]
+    assert training.optimizer.param_groups[0]["lr"] == 0.1  # outside a step, the job's own
     assert training.samples == 80
 
 
@@ -125,6 +136,7 @@ def test_a_step_that_is_done_again_loses_nothing():
             return super().forward(inputs)
 
     training = Training(make(data=Listed(40), test_data=Listed(5), model=Tight), 8)
+    rates = rates_used(training)
     for size in (8, 32, 8, 64, 16, 33):
         training.set_batch_size(size)
         steps = training.steps
@@ -135,7 +147,7 @@ def test_a_step_that_is_done_again_loses_nothing():
             training.redo(16)
             training.step()
         assert training.steps == steps + 1
-        assert training.optimizer.param_groups[0]["lr"] == pytest.approx(training.job.lr_at(training.batch_size))
+        assert rates[-1] == [pytest.approx(training.job.lr_at(training.batch_size))]
     assert training.samples == len(training.model.shown)
     assert whole_passes(training.model.shown, 40)
 
@@ -311,12 +323,12 @@ def test_groups_of_parameters_keep_their_own_rates_through_changes_of_batch_size
         return torch.optim.SGD([{"params": [first]}, {"params": [second], "lr": lr / 10}], lr=lr)
 
     training = Training(make(data=Listed(40), test_data=Listed(5), optimizer=grouped, lr=0.8, lr_batch_size=8), 8)
+    rates = rates_used(training)
     for size in (8, 4, 16, 5, 8):
         training.set_batch_size(size)
         training.step()
-        rates = [group["lr"] for group in training.optimizer.param_groups]
-        assert rates == [pytest.approx(0.1 * size), pytest.approx(0.01 * size)]
-    assert rates[0] == 0.8, "exactly"
+        assert rates[-1] == [pytest.approx(0.1 * size), pytest.approx(0.01 * size)]
+    assert rates[-1][0] == 0.8, "exactly"
 
 
 def test_closing_ends_the_loaders_workers_also_while_somebody_keeps_its_error():

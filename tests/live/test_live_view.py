@@ -7,9 +7,9 @@ from hypothesis import given, strategies as st
 from live_run import FakeRun
 
 from underwatt.errors import InputError
-from underwatt.events import BudgetChanged, Expected, Noted, Planned, Resumed, Scored
+from underwatt.events import BudgetChanged, Ended, Expected, Noted, Planned, Progressed, Resumed, Scored, Verdict
 from underwatt.live.feed import LogReader
-from underwatt.live.view import ENTRIES, RECENT_S, WHOLE_BINS, FoldedPower, RunView
+from underwatt.live.view import ENTRIES, RECENT_S, WHOLE_BINS, FoldedPower, RunView, Thinned
 from underwatt.records import PowerMode, Setting
 from underwatt.runlog.log import follow
 
@@ -238,3 +238,61 @@ def test_no_reading_in_order_is_lost(readings: list[tuple[float, float]]) -> Non
     total = sum(one.readings for one in trace._whole)
     assert total == len(readings)
     assert sum(one.mean_w * one.readings for one in trace._whole) == pytest.approx(sum(w for _, w in readings))
+
+
+def progressed(verdict: Verdict) -> Progressed:
+    return Progressed(at_s=9.0, steps=9, samples=90, batch_size=10, state="holding", verdict=verdict)
+
+
+def test_the_runs_own_verdict_is_shown_while_it_goes_on_and_when_it_has_ended() -> None:
+    view = RunView()
+    for event in (
+        progressed(Verdict(bounded_s=9.0, judged_s=9.0)),
+        Ended(at_s=99.0, outcome="reached", restored=True, verdict=Verdict(bounded_s=99.0, judged_s=99.0, over_s=7.0)),
+    ):
+        view.apply(event)
+        found = view.shown()["verdict"]
+        assert found == {"held": event.verdict.held, "over_s": event.verdict.over_s, "words": str(event.verdict)}
+    assert found["held"] is False
+    unbounded = RunView()
+    unbounded.apply(progressed(Verdict()))
+    assert unbounded.shown()["verdict"] is None
+
+
+def test_scores_that_follow_each_other_are_one_line_of_the_log_and_all_of_the_curve() -> None:
+    view = RunView()
+    view.apply(Noted(at_s=0.0, level="warning", text="important"))
+    for number in range(ENTRIES * 3):
+        view.apply(Scored(at_s=float(number), samples=number, value=number / 1000, target=0.9))
+    assert [entry["kind"] for entry in view.entries] == ["note", "score"]
+    assert view.entries[-1]["text"].startswith("Score 0.599 of 0.9")
+    assert view.scores.rows[0] == [0.0, 0.0]
+    assert view.scores.rows[-1][0] > ENTRIES * 2.9
+    assert len(view.scores.rows) <= 400
+
+
+def test_a_curve_that_is_thinned_is_read_anew_and_else_only_what_is_new() -> None:
+    rows = Thinned(most=10)
+    for at in range(5):
+        rows.add([float(at), 1.0])
+    mark = rows.mark
+    rows.add([5.0, 1.0])
+    assert rows.since(mark) == {"whole": False, "rows": [[5.0, 1.0]]}
+    assert rows.since((0, 0))["whole"]
+    for at in range(6, 30):
+        rows.add([float(at), 1.0])
+    assert len(rows.rows) <= 10
+    assert rows.since(mark) == {"whole": True, "rows": rows.rows}
+
+
+def test_samples_a_second_are_counted_as_they_are_and_not_by_the_time_of_a_step() -> None:
+    view = RunView()
+    told = {"batch_size": 32, "state": "holding", "step_s": 0.1, "temperature_c": 51.0}
+    for second in range(1, 31):  # half of the time is pauses: five steps a second, of a tenth each
+        samples = 160 * second
+        running = PowerMode(gpu_mhz=614.4)
+        view.apply(Progressed(at_s=float(second), steps=5 * second, samples=samples, running=running, **told))
+    facts = view.shown()
+    assert facts["samples_s"] == pytest.approx(160.0)
+    assert (facts["temperature_c"], facts["clock"]) == (51.0, "GPU clock, MHz")
+    assert view.course.rows[-1] == [30.0, pytest.approx(160.0), 614.4, 51.0]

@@ -348,7 +348,7 @@ def test_a_reading_that_hangs_is_left_behind_and_what_it_says_later_is_not_heard
 
 
 def test_a_sensor_that_hangs_from_the_start_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("underwatt.measure.meter.FIRST_READING_S", 0.05)
+    monkeypatch.setattr("underwatt.measure.meter.ANSWER_S", 0.05)
     device, hang = Scripted(SystemClock()), threading.Event()
     device.read_power = lambda: hang.wait(30)  # type: ignore[method-assign,assignment,return-value]
     with pytest.raises(SensorError, match="could not be read within"), Meter(device):  # type: ignore[arg-type]

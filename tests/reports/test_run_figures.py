@@ -13,7 +13,7 @@ import report_world as world
 from hypothesis import given, settings, strategies as st
 
 from underwatt.budget import parse_budget
-from underwatt.events import BudgetChanged, Expected, Planned, SettingChanged
+from underwatt.events import BudgetChanged, Expected, Planned, SettingChanged, Verdict
 from underwatt.measure.meter import Trace
 from underwatt.reports.build import build_report
 from underwatt.reports.figures import PowerTrace, Report
@@ -174,6 +174,17 @@ def test_a_run_that_stays_above_the_budget_is_never_said_to_have_held_it(record:
     assert "Of 27.0 s under a budget, 27.0 s were judged" in above.message
     assert "above it by more than 2% for 27.0 s" in above.message
     assert "never" not in above.message
+
+
+def test_what_the_run_itself_said_of_its_budget_stands_first(record: RunRecord) -> None:
+    run = short_run(record, 27.0, 4.0)
+    said = Verdict(bounded_s=27.0, judged_s=25.0, over_s=3.0, worst_over=0.07, since_s=4.0, why="It draws more.")
+    trace = trace_figure(ended(run, verdict=said))
+    assert trace is not None
+    assert trace.message.startswith(
+        "The budget was NOT held: above it for 3.0 s of 25 s, first at 4 s, by up to 7.0%. It draws more. 270 readings"
+    )
+    assert trace.time_over_s == 3.0
 
 
 def test_a_short_run_is_too_short_to_say(record: RunRecord) -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from underwatt.errors import StoreError
+from underwatt.errors import InputError, StoreError
 from underwatt.records import (
     ConvergenceRun,
     DeviceInfo,
@@ -480,3 +480,20 @@ def test_threads_do_not_wait_for_each_other(path: Path) -> None:
     number = make(path)
     with Store(path) as store, store._writing():  # as the saver's thread, waiting for a slow disk
         assert len(store.measurements(number)) == 3
+
+
+def test_what_is_stored_can_be_deleted(path: Path) -> None:
+    with Store(path) as store:
+        first = store.profile_id(DEVICE, WORKLOAD)
+        other = store.profile_id(DEVICE, replace(WORKLOAD, id="other"))
+        for number in (first, other):
+            store.add(number, [Measurement(Setting(PowerMode(), 8), step_s=0.1, power_w=5.0)])
+        store.add_convergence(WORKLOAD, [ConvergenceRun(8, 0.9, 1000.0, 0)])
+        assert store.delete(str(first)) == f"profile {first} with 1 measurements"
+        assert [item.id for item in store.summaries()] == [other]
+        assert store.measurements(first) == ()
+        assert store.delete(WORKLOAD.id) == "1 convergence runs"
+        assert store.convergence_counts() == ()
+        for gone in (str(first), WORKLOAD.id, "plan:7"):
+            with pytest.raises(InputError, match="There is no"):
+                store.delete(gone)

@@ -14,12 +14,14 @@ from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from underwatt.adapters.follow import LoaderFollower, RateFollower, ScheduleFollower, why_fixed
+from underwatt.adapters.follow import LoaderFollower, why_fixed
 from underwatt.adapters.tuner import one_budget, tune
 from underwatt.device.signals import uninterrupted
 from underwatt.errors import InputError, StepError
 from underwatt.jobs._torch import torch
 from underwatt.jobs.data import fillable
+from underwatt.jobs.job import as_batch_sizes
+from underwatt.jobs.rates import RateFollower, ScheduleFollower
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -52,9 +54,9 @@ class TrainerBudget:
     def __init__(
         self,
         *,
-        budget_w: float | None = None,
+        budget_w: float | str | None = None,
         budget: str | Budget | Schedule | None = None,
-        batch_sizes: Sequence[int] = (),
+        batch_sizes: str | int | Sequence[int] = (),
         batch_size: int | None = None,
         lr_rule: LrRule | None = None,
         schedule: Literal["samples", "steps"] = "samples",
@@ -71,7 +73,11 @@ class TrainerBudget:
         if schedule not in ("samples", "steps"):
             raise InputError(f"A schedule cannot be counted in {schedule!r}.", hint='Give "samples" or "steps".')
         self._given_batch_size, self._name, self._folder = batch_size, name, folder
-        self._offered, self._lr_rule, self._schedule = tuple(sorted(set(batch_sizes))), lr_rule, schedule
+        self._offered, self._lr_rule, self._schedule = (
+            tuple(sorted(set(as_batch_sizes(batch_sizes)))),
+            lr_rule,
+            schedule,
+        )
         self._tune = partial(
             tune,
             budget=one_budget("A callback", budget_w, budget),

@@ -13,11 +13,11 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import sys
 import traceback
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from underwatt.adapters.follow import RateFollower, ScheduleFollower
 from underwatt.budget import Budget
 from underwatt.control.live_budget import LiveBudget
 from underwatt.control.pilot import Pilot
@@ -26,11 +26,14 @@ from underwatt.convergence.prior import usual_shape
 from underwatt.device.registry import open_device
 from underwatt.device.signals import uninterrupted
 from underwatt.errors import InputError, OutOfMemoryError
-from underwatt.events import Noted
+from underwatt.events import Ended, Noted
 from underwatt.jobs._torch import torch
 from underwatt.jobs.data import PassBatches, fillable, open_batches
 from underwatt.jobs.faults import half_updated, ran_out_of_memory, watch_updates
 from underwatt.jobs.identity import loop_info
+from underwatt.jobs.job import as_batch_sizes
+from underwatt.jobs.rates import RateFollower, ScheduleFollower
+from underwatt.jobs.runs import LOG_NAME, SoFar, taken_so_far
 from underwatt.jobs.training import Completion, LatestLoss
 from underwatt.runlog.inbox import Inbox, claimed_folder, register_run
 from underwatt.runlog.log import RunLog
@@ -46,7 +49,7 @@ if TYPE_CHECKING:
     from underwatt.control.state import ControlOptions
     from underwatt.convergence.curve import SamplesToTarget
     from underwatt.device.base import Device
-    from underwatt.events import Event
+    from underwatt.events import Event, Verdict
     from underwatt.jobs.job import LrRule
     from underwatt.records import Profile, Setting, WorkloadCost
 
@@ -56,9 +59,9 @@ _log = logging.getLogger("underwatt")
 
 def tune(
     *,
-    budget_w: float | None = None,
+    budget_w: float | str | None = None,
     budget: str | Budget | Schedule | None = None,
-    batch_sizes: Sequence[int],
+    batch_sizes: str | int | Sequence[int],
     optimizer: Any = None,
     scheduler: Any = None,
     lr_batch_size: int | None = None,
@@ -68,6 +71,7 @@ def tune(
     name: str = "",
     store: Path | str | None = None,
     folder: Path | str | None = None,
+    resume: bool = False,
     references: Sequence[Profile] = (),
     cost: WorkloadCost | None = None,
     set_modes: bool = True,
@@ -82,13 +86,15 @@ def tune(
     ``convergence`` says how many samples the target takes at each batch size; without it, batch sizes are weighed by
     what other trainings needed. With ``store`` measurements outlive the training, and are known again by the shapes of
     what the ``optimizer`` trains and by ``name``, which is needed where there is no optimizer. With ``folder`` a log is
-    written there that proves the budget was kept, and ``underwatt budget`` changes it. With ``set_modes=False`` nothing
-    is set on the device: batch size and pauses alone hold the budget. ``cost`` is what a step costs, for simulated
-    devices only.
+    written there that proves the budget was kept, and ``underwatt budget`` changes it; with ``resume=True`` a run that
+    is there already goes on: its time, joules and samples count. With ``set_modes=False`` nothing is set on the
+    device: batch size and pauses alone hold the budget. ``cost`` is what a step costs, for simulated devices only.
     """
     opened = open_device(device) if isinstance(device, str) else device
     live = LiveBudget.from_now(one_budget("A tuner", budget_w, budget), simulated=opened.info.simulated)
-    own_size = lr_batch_size or max(batch_sizes)
+    if not (sizes := as_batch_sizes(batch_sizes)):
+        raise InputError("No batch size is offered.", hint="Give for example batch_sizes=(8, 16, 32, 64).")
+    own_size = lr_batch_size or max(sizes)
     rate = RateFollower(optimizer, own_size, lr_rule) if optimizer is not None else None
     if store is not None and not name and rate is None:
         raise InputError(
@@ -96,15 +102,20 @@ def tune(
             hint="Give optimizer=…, or a name of your own for each model: name='resnet18 at 224 pixels'.",
         )
     workload = loop_info(name or USUAL_NAME, rate and rate.optimizer)
+    goes_on = resume and folder is not None and holds_run(Path(folder))
+    was = taken_so_far(Path(folder or "") / LOG_NAME) if goes_on else SoFar()
+    live.resumes(was.elapsed_s)
     with contextlib.ExitStack() as stack:
         kept = stack.enter_context(Store(Path(store))) if store is not None else None
-        log, inbox = _open_log(stack, Path(folder), workload.name, opened) if folder is not None else (None, None)
+        log, inbox = None, None
+        if folder is not None:
+            log, inbox = _open_log(stack, Path(folder), workload.name, opened, resume=resume)
         others = other_trainings(kept, workload.id) if kept else ()
         shape = usual_shape(others) if convergence is None else None
         pilot = Pilot(
             opened,
             workload,
-            batch_sizes,
+            sizes,
             live,
             convergence=shape or samples_to_target(convergence),
             cost=cost,
@@ -113,14 +124,18 @@ def tune(
             saver=Saver(kept, opened.info, workload) if kept else None,
             log=log,
             inbox=inbox,
-            listener=_warn,
+            listener=_tell,
             set_modes=set_modes,
             options=options,
+            elapsed_s=was.elapsed_s,
+        )
+        pilot.continues(
+            samples=was.samples, steps=was.steps, share=was.share, energy_j=was.energy_j, verdict=was.verdict
         )
         schedule = ScheduleFollower(scheduler, own_size) if scheduler is not None else None
         said = f"Batch sizes are weighed by {shape.said()}. Give convergence=… where you know better." if shape else ""
         followers = [follower for follower in (rate, schedule) if follower is not None]
-        return Tuner(pilot, followers, stack.pop_all(), said if len(set(batch_sizes)) > 1 else "")
+        return Tuner(pilot, followers, stack.pop_all(), said if len(set(sizes)) > 1 else "")
 
 
 class Tuner:
@@ -299,6 +314,11 @@ class Tuner:
         return self._pilot.controller.phase.value
 
     @property
+    def verdict(self) -> Verdict:
+        """Whether the budget was held so far."""
+        return self._pilot.controller.verdict
+
+    @property
     def samples(self) -> int:
         """Samples trained on so far."""
         return self._pilot.samples
@@ -357,24 +377,41 @@ class TunedLoader:
             self._generator.manual_seed(self._seed + epoch)
 
 
-def _open_log(stack: contextlib.ExitStack, folder: Path, name: str, device: Device) -> tuple[RunLog, Inbox]:
-    path = folder / "log.jsonl"
+def holds_run(folder: Path) -> bool:
+    """Whether a run has begun in a folder."""
+    path = folder / LOG_NAME
+    return path.exists() and path.stat().st_size > 0
+
+
+def _open_log(
+    stack: contextlib.ExitStack, folder: Path, name: str, device: Device, *, resume: bool
+) -> tuple[RunLog, Inbox]:
+    path = folder / LOG_NAME
     stack.enter_context(claimed_folder(folder))
-    if path.exists() and path.stat().st_size:
-        raise InputError(f"There is a run in {folder} already.", hint="Name another folder.")
+    if holds_run(folder) and not resume:
+        raise InputError(
+            f"There is a run in {folder} already.", hint="Name another folder, or go on with it: resume=True."
+        )
     log, inbox = stack.enter_context(RunLog(path)), Inbox(folder)  # what is posted from now on is heard
     if warning := stack.enter_context(register_run(folder, name, device.info.name)):
         _log.warning(warning)
     return log, inbox
 
 
-def _warn(event: Event) -> None:
-    """Warnings reach whoever trains also where there is no log, or none that can be written."""
+def _tell(event: Event) -> None:
+    """Warnings, and at the end the verdict, reach whoever trains also where there is no log, or nobody looks there."""
     if isinstance(event, Noted) and event.level == "warning":
         _log.warning(event.text)
+    elif isinstance(event, Ended) and event.verdict is not None:
+        if event.verdict.held is False:
+            _log.warning(str(event.verdict))
+        elif _log.isEnabledFor(logging.INFO):
+            _log.info(str(event.verdict))
+        else:  # nobody has set logging up: a training does not end without a word
+            sys.stderr.write(f"{event.verdict}\n")
 
 
-def one_budget(whose: str, budget_w: float | None, budget: str | Budget | Schedule | None) -> Budget:
+def one_budget(whose: str, budget_w: float | str | None, budget: str | Budget | Schedule | None) -> Budget:
     """The budget that was given in one of two ways."""
     given = [one for one in (budget_w, budget) if one is not None]
     if len(given) != 1:

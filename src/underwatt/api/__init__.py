@@ -20,6 +20,7 @@ from underwatt.api.lookup import log_notes
 from underwatt.budget import Budget
 from underwatt.control.live_budget import LiveBudget
 from underwatt.convergence.curve import fit_convergence
+from underwatt.convergence.prior import RelativeCurve
 from underwatt.device.base import HasStockModes, permitted_space
 from underwatt.errors import InputError, PredictError, UnderwattError
 from underwatt.events import Noted
@@ -195,6 +196,8 @@ def converge(
     from underwatt.studies.proxy_training import noise_scale_on_the_way, usual_effort
 
     address, loaded = (job, load_job(job)) if isinstance(job, str) else ("", job)
+    if not loaded.has_target:
+        raise InputError("The job has no target to train to.", hint="Give it one: Job(…, target=0.9).")
     info = job_info(loaded)
     if note := data_note(loaded):
         listener(Noted(level="warning", text=note))
@@ -286,7 +289,11 @@ def run(
                 loaded = replace(loaded, target=options.target)
             info = job_info(loaded)
             sizes = lookup.as_batch_sizes(options.batch_sizes) or loaded.batch_sizes
-            curve = lookup.curve_to(kept, info, loaded.target, listener)
+            if loaded.has_target:
+                curve = lookup.curve_to(kept, info, loaded.target, listener)
+            else:
+                found = lookup.stored_curve(kept, info, listener)
+                curve = found if isinstance(found, RelativeCurve) else found.relative()
         else:
             workload, _ = lookup.job_workload(words, device, options.lr, options.lr_batch_size)
             info, sizes = workload.info, lookup.some_batch_sizes(options.batch_sizes)
@@ -303,7 +310,8 @@ def _run_job(made: Run, job: Job, name: str, listener: Listener) -> RunResult:
     from underwatt.jobs import checkpoint
 
     simulated = " Time and watts are simulated; the training is real." if made.device.info.simulated else ""
-    what = f"{name} on {made.device.info.name}, budget {made.live}, target {job.target:g}."
+    aim = f"target {job.target:g}" if job.has_target else "without a target"
+    what = f"{name} on {made.device.info.name}, budget {made.live}, {aim}."
     listener(Noted(level="info", text=f"{what}{simulated} Folder: {made.folder}"))
     try:
         return run_job(made, job)

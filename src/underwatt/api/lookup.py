@@ -18,6 +18,7 @@ from underwatt.device.space import ModeSpace
 from underwatt.errors import InputError, UnderwattError
 from underwatt.events import Noted
 from underwatt.jobs.command import DEFAULT_LIMITS, CommandRate, Limits
+from underwatt.jobs.job import as_batch_sizes as as_batch_sizes
 from underwatt.jobs.runs import LOG_NAME, RUNS
 from underwatt.jobs.workloads import choose_workload
 from underwatt.measure.series import grid_modes, in_order, modes_from_file
@@ -66,18 +67,6 @@ def session(device: Device, tell: Listener) -> Iterator[Session]:
             text = "A killed session had left this device changed; it was put back first."
             tell(Noted(level="info", text=text))
         yield begun
-
-
-def as_batch_sizes(given: str | Sequence[int]) -> tuple[int, ...]:
-    """Batch sizes, also from a list such as ``"8,16,32"``; none from an empty one."""
-    parts = given.split(",") if isinstance(given, str) else given
-    try:
-        sizes = tuple(int(str(part)) for part in parts if str(part).strip())
-    except ValueError:
-        sizes = (0,)
-    if any(size < 1 for size in sizes):
-        raise InputError(f"Batch sizes must be whole numbers of at least 1, not {given!r}.", hint="Such as -b 8,16,32.")
-    return sizes
 
 
 def job_workload(

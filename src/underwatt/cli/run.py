@@ -50,7 +50,7 @@ class Display:
         self._live = Live(console=console, transient=True, auto_refresh=False)
         self._period_s = PERIOD_S if console.is_terminal else LINE_PERIOD_S
         self._next = time.monotonic() + self._period_s
-        self._score: tuple[float, float] | None = None
+        self._score: tuple[float, float | None] | None = None
 
     def __enter__(self) -> Self:
         with CLOSED_TERMINAL:
@@ -73,7 +73,7 @@ class Display:
         elif isinstance(event, Noted):
             begin = "[bold yellow]Warning: " if event.level == "warning" else "[dim]"
             self.say(f"{begin}{escape(event.text)}[/]")
-        elif isinstance(event, Scored) and event.target is not None:
+        elif isinstance(event, Scored):
             self._score = event.value, event.target
 
     def watch(self, pilot: Pilot) -> None:
@@ -109,7 +109,8 @@ class Display:
             f"{pilot.energy_j / 3600:.3g} Wh  {duration(pilot.elapsed_s, 2)}",
         )
         if self._score is not None:
-            line.append(f"  score {self._score[0]:.3g} of {self._score[1]:.3g}")
+            score, target = self._score
+            line.append(f"  score {score:.3g}" + (f" of {target:.3g}" if target is not None else ""))
         left_s = pilot.time_left_s
         if math.isfinite(left_s):
             line.append(f"  about {duration(left_s, 2)} left", "dim")
@@ -117,7 +118,7 @@ class Display:
 
 
 # Of runs that came to an end, see docs/running.md; 1 and 2 are errors.
-OUTCOME_CODES = {"limit": 3, "energy spent": 4, "diverged": 5}
+OUTCOME_CODES = {"limit": 3, "plateau": 3, "energy spent": 4, "diverged": 5}
 NOT_HELD = 6
 
 
@@ -167,6 +168,11 @@ def run(
     back = " The device is as it was." if log.end is not None and log.end.restored else ""
     about = f" {escape(about)}" if (about := log.start.device.about_watts) else ""
     common.say(f"{escape(happened(log))}{back}[dim]{about} Folder: {escape(str(ended.folder))}[/]")
+    if (model := ended.model or ended.last_model) is not None:
+        which = f"The best model, with a score of {ended.best_score:.4g}, is" if ended.model else "The model is"
+        last = f" The last one is {ended.last_model}." if ended.model and ended.last_model else ""
+        common.say(f"{escape(f'{which} {model}.{last}')} To load it:")
+        common.say(escape(f"model.load_state_dict(torch.load({str(model)!r}))"))
     raise Exit(exit_code(ended.outcome, verdict))
 
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from typing import Any
 
-_store_app = Typer(no_args_is_help=True, help="Look at, export and import what was measured.")
+_store_app = Typer(no_args_is_help=True, help="Look at, export, import and delete what was measured.")
 app = Typer()
 app.add_typer(_store_app, name="store")
 
@@ -73,6 +73,17 @@ def show_profile(
             m.status.value,
         )
     common.OUT.print(table)
+
+
+@_store_app.command("rm")
+def delete(
+    what: list[str] = Argument(..., help="Numbers of profiles, ids of convergence runs, plan:NUMBER."),
+    store: Path | None = common.STORE,
+) -> None:
+    """Delete profiles, convergence runs or plans; what was exported before can be imported again."""
+    with underwatt.Store(store, create=False) as kept:
+        for one in what:
+            common.say(f"Deleted: {kept.delete(one)}.")
 
 
 @_store_app.command("export")

@@ -9,12 +9,11 @@ from typing import TYPE_CHECKING
 from underwatt.control.headroom import COUNTED_MARGIN, READ_MARGIN, Headroom
 from underwatt.control.knowledge import Knowledge
 from underwatt.control.pacer import Pacer
-from underwatt.control.state import ControlOptions, ControlState, FastPath, Phase
+from underwatt.control.state import ControlOptions, ControlState, FastPath, Phase, is_back
 from underwatt.control.steering import Steering
 from underwatt.control.verdict import LiveJudge
 from underwatt.errors import ApplyError, ModeError, NotPermittedError
 from underwatt.events import Noted, SettingChanged
-from underwatt.measure.steady import Settling
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -28,6 +27,7 @@ if TYPE_CHECKING:
     from underwatt.records import Measurement, Profile, Setting
 
 PAUSING_S = 2.0
+READ_BEFORE_S = 0.5  # a change of setting, that tells from where readings move
 MOST_REFUSED = 5  # modes that the device refuses before any was taken
 # Where only pauses hold the budget, a step that was never measured is first taken to draw so many times the budget.
 CAUTION = 3.0
@@ -67,9 +67,9 @@ class Actuator:
         room = Headroom(problem, live, self.knowledge, margin, may_pause=can_pause)
         self.state = ControlState(room, changed_s=now_s, level_s=now_s)
         self._steering = Steering(self._note, references)
-        self._settling = Settling()
         self._pacer = Pacer(meter, problem.idle_w or 0.0, now_s)
         self.judge = judge or LiveJudge(meter, self._begun_s)
+        self._settling = self.judge.settling
         self._share_done = 0.0
         self._paused_s = 0.0
 
@@ -181,7 +181,8 @@ class Actuator:
         valid_s, blind_until_s = now_s + self._options.lag_s, -math.inf
         if self.knowledge.of(setting) is not None and expected_w is not None and newest is not None:
             valid_s = blind_until_s = now_s + self._settling.seconds(newest.power_w - expected_w, expected_w)
-        read_w = newest.power_w if newest else 0.0
+        readings = self._meter.readings_after(now_s - READ_BEFORE_S)
+        read_w = sum(r.power_w for r in readings) / len(readings) if readings else 0.0
         self.state = replace(self.state, changed_s=now_s, changed_from_w=read_w, usual_step_s=usual_s, valid_s=valid_s)
         self._set_pace()
         self._pacer.expect(expected_w, usual_s or math.nan, blind_until_s)
@@ -217,3 +218,15 @@ class Actuator:
 
     def _elapsed_s(self) -> float:
         return self._now_s() - self._begun_s
+
+    def _hear_verdict(self, now_s: float) -> None:
+        """Say at once when the budget is not held, and when it is again; *holding* means that it is."""
+        self.judge.catch_up()
+        if news := self.judge.news(self.budget_w):
+            self._note(*news)
+        if self.judge.is_over and self.phase is Phase.HOLDING:
+            self.state = replace(self.state, phase=Phase.CORRECTING)
+            self._say_setting("above the budget")
+        elif is_back(self.state, now_s, self.judge.over, self._options) and self._pacer.can_hold:
+            self.state = replace(self.state, phase=Phase.HOLDING)
+            self._say_setting("within the budget again")

@@ -24,6 +24,7 @@ from underwatt.events import BudgetChanged, Measured
 from underwatt.measure.measurement import Measuring
 from underwatt.measure.meter import read_state
 from underwatt.measure.steady import jump
+from underwatt.planning.search import GLIMPSE
 from underwatt.records import Measurement, Setting, Status
 
 if TYPE_CHECKING:
@@ -37,7 +38,6 @@ if TYPE_CHECKING:
 
 WORTH_A_CHANGE = 0.01  # a setting that fits is left for a better one only where that is worth the change
 MOST_REFUSED, MOST_IN_VAIN = 8, 2  # modes in a row that the device refused; checks of it that showed no change
-ROUGH = 0.05  # how well the power of a single step is known
 
 
 class Controller(Actuator):
@@ -183,12 +183,11 @@ class Controller(Actuator):
             return
         self._meter.check_sensor()
         self._hear_verdict(now_s)
+        is_stepping = self._other_from_s is None  # else readings tell nothing of steps
         try:
-            if self._other_from_s is not None:
-                pass  # readings tell nothing of steps
-            elif self.measuring is not None:
+            if is_stepping and self.measuring is not None:
                 self._follow_measurement(now_s)
-            elif control.is_watch_due(self.state, now_s):
+            elif is_stepping and control.is_watch_due(self.state, now_s):
                 self.state = replace(self.state, next_watch_s=now_s + self._options.short_s)
                 self._watch(now_s)
         except SensorError:  # a reading failed on the way, and others came after it: measure anew
@@ -196,23 +195,12 @@ class Controller(Actuator):
             return
         if self._pacer.short_s > self._options.short_of_s:
             self._cannot_hold(now_s)
-        elif self.measuring is None and self._other_from_s is None and now_s >= self.state.next_search_s:
+        elif self.measuring is None and is_stepping and now_s >= self.state.next_search_s:
             self.state = replace(self.state, next_search_s=now_s + self._options.short_s)
             level_ends_s = self._begun_s + self._live.next_change_s(elapsed_s)
-            if control.may_search(self.state, now_s, level_ends_s) and not self._search.is_done(self.state.room):
+            may_search = control.may_search(self.state, now_s, level_ends_s, is_over=self.judge.is_over)
+            if may_search and not self._search.is_done(self.state.room):
                 self._seek()
-
-    def _hear_verdict(self, now_s: float) -> None:
-        """Say at once when the budget is not held, and when it is again; *holding* means that it is."""
-        self.judge.catch_up()
-        if news := self.judge.news(self.budget_w):
-            self._note(*news)
-        if self.judge.is_over and self.phase is Phase.HOLDING:
-            self.state = replace(self.state, phase=Phase.CORRECTING)
-            self._say_setting("above the budget")
-        elif control.is_back(self.state, now_s, self.judge.over, self._options) and self._pacer.can_hold:
-            self.state = replace(self.state, phase=Phase.HOLDING)
-            self._say_setting("within the budget again")
 
     def _cannot_hold(self, now_s: float) -> None:
         """Pauses at this setting draw more than the budget: find one where they do not, or wait at the lowest."""
@@ -254,7 +242,10 @@ class Controller(Actuator):
             return
         if self.knowledge.measurements():
             self.measuring = None
-            self._use_best(Phase.HOLDING, f"the budget is {watts:g} W now")
+            if not room.can_pause and not room.fits_something():
+                self._seek()  # nothing that is known will do, not even for a moment
+            else:
+                self._use_best(Phase.HOLDING, f"the budget is {watts:g} W now")
 
     def _sensor_works(self, now_s: float) -> bool:
         """Whether there are readings; without, a setting that was measured to fit is held for a while."""
@@ -379,20 +370,21 @@ class Controller(Actuator):
         if not is_enough and not over_w:
             return
         is_doubtful = room.may_pause and self._meter.stands_still(self.measuring.begun_s)  # a pause will tell
-        found = None if is_doubtful else self.measuring.end()
-        if found is None and not over_w:
+        if (found := None if is_doubtful else self.measuring.end()) is None and not over_w:
             return
         setting, self.measuring = self.measuring.setting, None
-        if found is None:  # given up after one step: enough for the search to know better, and for nobody else
-            step_s, rough_w = now_s - self.state.changed_s, ROUGH * over_w
-            rough = Measurement(setting, step_s, over_w, over_w, step_s_ci95=step_s, power_w_ci95=rough_w, steps=1)
-            self._search.tell(self.knowledge.drift.seen_from(rough))
-        else:
+        if over_w and (found is None or found.power_w_ci95 > 2 * self._options.rough * found.power_w):
+            found = found or Measurement(setting, now_s - self.state.changed_s)
+            if self._is_rough_worth_a_check(found, now_s):
+                return
+        elif found is not None:
             found = replace(found, power_w=max(found.power_w, over_w), cost_s=now_s - self.state.changed_s)
             self._pacer.measured(found.power_w, found.step_s, forgive=room.has_knobs)
             if self._is_to_be_checked(found):
                 return
         if over_w and self.knowledge.measurements():
+            if self._search.tried_in_vain(room):
+                self._check_found()
             # Back to what is known: if that draws more too, it is the device that has changed, and not the setting.
             self._use_best(Phase.CORRECTING, f"{over_w:.2f} W were read while a setting was measured")
         else:
@@ -418,13 +410,20 @@ class Controller(Actuator):
         room = self.state.room
         best = self.knowledge.best(replace(room.problem(), idle_w=None))  # as nothing pauses while it is checked
         may_check = found.usable and room.has_knobs and self._in_vain < MOST_IN_VAIN
-        if best and may_check and self._search.is_surprised_by(found):
+        if best and best.fits and may_check and self._search.is_surprised_by(self.knowledge.drift.seen_from(found)):
             self._doubted = found
             if self._use(best.measurement.setting, Phase.SEARCHING, "to see whether the device has changed"):
                 return True
             self._doubted = None
         self._take(found)
         return False
+
+    def _is_rough_worth_a_check(self, found: Measurement, now_s: float) -> bool:
+        """Take in what was given up after a moment: only the search hears of it, and no drift follows from it."""
+        self._doubted = None
+        read_w = mean_reading_w(self._meter, max(now_s - control.ROUGH_S, self.state.changed_s))
+        found = control.as_given_up(self.state, found, now_s, read_w, self._settling.typical_s)
+        return self._is_to_be_checked(found)
 
     def _has_leapt(self, now_s: float) -> bool:
         """Whether another process came or went while a setting was measured: then it is measured anew."""
@@ -467,9 +466,10 @@ class Controller(Actuator):
         return mean_w if is_over else 0.0
 
     def _take(self, measurement: Measurement) -> None:
-        self._tell(Measured(measurement=self.knowledge.drift.marked(measurement)))
         corrected = self.knowledge.drift.seen_from(measurement)
-        self.knowledge.add(corrected)
+        if measurement.steps != GLIMPSE or not self.knowledge.measurements():
+            self._tell(Measured(measurement=self.knowledge.drift.marked(measurement)))
+            self.knowledge.add(corrected)
         self._search.tell(corrected)
 
     def _seek(self) -> None:

@@ -260,12 +260,15 @@ class LevelSearch:
 
     def is_done(self, room: Headroom) -> bool:
         """Whether there was a search for about as many watts already."""
-        return self._is_same(room) and any(
-            math.isclose(room.left_w, done_w, rel_tol=self._options.same_level) for done_w in self.done_w
-        )
+        if not self._is_same(room) or self._knowledge.mistaken:
+            return False
+        return any(math.isclose(room.left_w, done_w, rel_tol=self._options.same_level) for done_w in self.done_w)
 
     def ask(self, room: Headroom, elapsed_s: float, time_left_s: float) -> Ask | None:
         """The setting to measure next; ``None`` where that is worth nothing."""
+        if self._knowledge.mistaken:
+            self._knowledge.mistaken = False
+            self.start_over(room, self._knowledge.measurements())
         level_w, is_same = room.left_w, self._is_same(room)
         is_new = room.goal is not self._goal or not math.isclose(level_w, self._level_w, rel_tol=1e-3)
         if not is_same:
@@ -297,6 +300,13 @@ class LevelSearch:
     def ends(self, room: Headroom) -> None:
         """The search for the watts in force is over."""
         self.done_w.append(room.left_w)
+
+    def tried_in_vain(self, room: Headroom) -> bool:
+        """What was tried draws too much; where pauses may hold watts that nothing keeps without, one try is enough."""
+        is_enough = bool(self.done_w) and self._search.best is None and room.can_pause
+        if is_enough:
+            self.ends(room)
+        return is_enough
 
     def tell(self, measurement: Measurement) -> None:
         """Take in a measurement, as it would be without drift."""

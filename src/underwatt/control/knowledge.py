@@ -7,7 +7,7 @@ measurements: so many watts more, so many times slower, for all settings alike.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -32,6 +32,9 @@ LEAP = 0.04
 # setting is at best known to.
 DRIFT_STD, SEEN_STD, LEAST_STD = 0.004, 0.008, 0.002
 IDLE_LEARNED = 0.5  # what is seen of a pause weighs so much against what was seen before
+
+
+RETURNED = 0.5  # of a leap, that may be left where the device is as it was before
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +64,15 @@ class Drift:
         return replace(measurement, status=Status.DISTURBED, note=note)
 
 
+@dataclass(slots=True)
+class _Leap:
+    """The device seemed to change when a setting was taken into use: did it, or was that setting mistaken?"""
+
+    setting: Setting
+    before: Drift
+    added: list[Setting] = field(default_factory=list)  # what was measured since then
+
+
 class Knowledge:
     """The newest measurement of each setting, and which settings may be used now."""
 
@@ -72,8 +84,13 @@ class Knowledge:
         self._idle_w: dict[PowerMode, tuple[float, float]] = {}  # with what steps drew at it
         self.drift = Drift()
         self._drift_std_w = 0.0
+        self._unsure: list[Setting] = []  # measured since the device was last seen to be as it was taken to be
+        self._agreed: Setting | None = None  # the last that was as it was known to be
+        self._leap: _Leap | None = None  # that nothing has confirmed yet
+        self.mistaken = False  # whether settings were found to be other than known, until a search has heard of it
         for measurement in known:
             self.add(measurement)
+        self._unsure.clear()
 
     def add(self, measurement: Measurement) -> None:
         """Take in a measurement, as it would be without drift."""
@@ -82,6 +99,9 @@ class Knowledge:
             self._too_large = min(self._too_large, size)
         elif measurement.usable and size in self._rows:
             self._known[measurement.setting] = measurement
+            self._unsure.append(measurement.setting)
+            if self._leap is not None:
+                self._leap.added.append(measurement.setting)
 
     def is_leap(self, setting: Setting, power_w: float, blur_w: float = 0.0) -> bool:
         """Whether watts differ from what is known by more than measurements err: the device has changed."""
@@ -105,9 +125,15 @@ class Knowledge:
             extra_w = max(drift.extra_w + left_w, -LARGEST_RELIEF * known.power_w)
             self.drift = Drift(extra_w, min(max(drift.slow_factor * slow, 0.5), 20.0))
             self._drift_std_w = LEAP * known.power_w
+            if not self._was_mistaken(setting, drift):
+                self._forget_unsure(setting)
             return True
         if not math.isfinite(power_w):
             return False
+        self._agreed = setting
+        self._unsure.clear()
+        if self._leap is not None and setting not in (self._leap.setting, *self._leap.added):
+            self._leap = None  # confirmed
         setting_std = max(_half_width(known.power_w_ci95) / 2, LEAST_STD * known.power_w)
         drift_std = math.hypot(self._drift_std_w, DRIFT_STD * known.power_w)
         seen_std = math.hypot(SEEN_STD * known.power_w / math.sqrt(max(seconds, 0.1)), blur_w)
@@ -120,6 +146,35 @@ class Knowledge:
         )
         return False
 
+    def _was_mistaken(self, setting: Setting, before: Drift) -> bool:
+        """After a leap that came with a change of setting, and another one back with the next, the first was none.
+
+        Then that setting was mistaken, such as one that was measured beside a process which ended unseen. Without this,
+        the device would seem to drift to and fro whenever such a setting is used.
+        """
+        leap, now = self._leap, self.drift
+        if leap is not None and leap.setting == setting:
+            return False  # the rest of it: sensors lag
+        self._leap = None if self._agreed in (None, setting) else _Leap(setting, before)
+        if leap is None or self._leap is None:
+            return False
+        is_back = abs(now.extra_w - leap.before.extra_w) < RETURNED * abs(before.extra_w - leap.before.extra_w)
+        if not is_back:
+            return False
+        self._leap, self.mistaken = None, True
+        more_w, slower = before.extra_w - leap.before.extra_w, before.slow_factor / leap.before.slow_factor
+        for wrong in ({leap.setting, *leap.added} - {setting}) & self._known.keys():
+            self._known[wrong] = Drift(-more_w, 1 / slower).seen_from(self._known[wrong])
+        return True
+
+    def _forget_unsure(self, setting: Setting) -> None:
+        """After a leap at a setting: what was measured since that one may have been measured after the leap as well."""
+        unsure, self._unsure = self._unsure, []
+        after = unsure[len(unsure) - unsure[::-1].index(setting) :] if setting in unsure else unsure
+        for wrong in ({*after} - {setting}) & self._known.keys():
+            del self._known[wrong]
+            self.mistaken = True
+
     def was_disturbed(self, setting: Setting, power_w: float, step_s: float) -> bool:
         """Whether a known setting draws so much less now, at the same pace, that something else drew then."""
         known = self._known[setting]
@@ -129,7 +184,8 @@ class Knowledge:
         """Forget what was measured beside something else; ``seen`` is as the device is by itself."""
         self._known.clear()
         self._idle_w.clear()
-        self.drift, self._drift_std_w = Drift(), 0.0
+        self.drift, self._drift_std_w, self._agreed, self._leap = Drift(), 0.0, None, None
+        self._unsure.clear()
         for measurement in seen:
             self.add(measurement)
 

@@ -66,6 +66,8 @@ class Pacer:
         self._paused_s = self._usual_s = self._steps = 0.0  # not matched with readings yet
         self._busy_from_s = now_s  # when the last pause ended
         self._owed_s = 0.0  # pauses that are due
+        # Steps that came often are rare now: the next one is paid for before it, or the window since the fall is above.
+        self._has_fallen = False
         self._cycle_s = 0.0  # what a step and its pause take
         self.at_ease = False  # whether the last step was followed by no pause, and none is due
         self.short_s = 0.0  # how long pauses have drawn more than the budget
@@ -82,6 +84,7 @@ class Pacer:
     def set_budget(self, power_w: float, idle_w: float) -> None:
         """Hold other watts from now on; a pause is expected to draw ``idle_w``."""
         due_j = self._owed_s * (self._budget_w - self._idle_w) if self._owes else 0.0
+        self._has_fallen = self._has_fallen or power_w < self._budget_w < math.inf
         self._budget_w, self._idle_w = power_w, idle_w
         self.short_s = 0.0
         if not self.can_hold:
@@ -130,6 +133,9 @@ class Pacer:
         self._cycle_s = usual_s / share / steps
         # A slow step is made up for by the next ones, but no more than one.
         self._owed_s = max(self._owed_s + usual_s / share - busy_s, -usual_s)
+        if self._has_fallen:
+            self._has_fallen = False
+            self._owed_s += (usual_s / share - usual_s) / steps
 
     def pause_s(self) -> float:
         """How long to wait now; 0 where the budget is kept."""

@@ -321,6 +321,7 @@ class Pilot:
         controller = self.controller
         controller.progressed(self._share)  # in which the steps of the fast path have just been counted
         controller.after_step(batch_size)
+        self._publisher.look_at(self.device, self._now_s())
         self._say_progress_if_late()
 
     def out_of_memory(self, batch_size: int) -> int:
@@ -372,7 +373,7 @@ class Pilot:
         finally:  # after an error without waiting
             controller.other_ends()
 
-    def scored(self, value: float, target: float, took_s: float) -> None:
+    def scored(self, value: float, target: float | None, took_s: float) -> None:
         """The model was tested, which took so long, pauses included."""
         self.score = value
         self._tell(Scored(samples=self.samples, value=value, target=target, took_s=took_s))
@@ -454,6 +455,7 @@ class Pilot:
                 time_left_s=left_s if math.isfinite(left_s) else None,
                 gap_share=controller.pause_share,
                 share=self.share if self._share_of_sample else None,
+                **self._publisher.seen,
                 verdict=controller.verdict,
             )
         )

@@ -8,19 +8,23 @@ from __future__ import annotations
 import math
 import threading
 import time
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from underwatt.control.live_budget import MayFail
+from underwatt.errors import DeviceError
 from underwatt.events import Measured, Noted
+from underwatt.measure.meter import read_state
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from underwatt.control.live_budget import BudgetSource
+    from underwatt.device.base import Device
     from underwatt.events import Event
     from underwatt.records import Measurement
 
 PERIOD_S, LATE_S = 1.0, 0.5
+STATE_PERIOD_S = 5.0  # clocks and heat are worth a look so often
 
 
 class EventLog(MayFail, Protocol):
@@ -60,6 +64,8 @@ class Publisher:
         self._keeper, self._listener = keeper, listener
         self._may_fail = [part for part in (log, inbox, keeper) if part is not None]
         self._next_s = self._next_here_s = -math.inf
+        self.seen: dict[str, Any] = {}  # clocks as they ran and the hottest part, when the device was last asked
+        self._next_state_s = -math.inf
         self._thread = threading.get_ident()
         self._failure: Exception | None = None  # of a listener on another thread, such as the one that samples power
 
@@ -91,6 +97,19 @@ class Publisher:
     def is_progress_due(self, now_s: float, late_s: float = 0.0) -> bool:
         """Once a second of the device, or of whoever watches a simulated one; steps ask ``late_s`` later."""
         return now_s >= self._next_s + late_s or time.monotonic() >= self._next_here_s + late_s
+
+    def look_at(self, device: Device, now_s: float) -> None:
+        """Ask the device now and then what it is doing, for the log; one that does not say is not asked again."""
+        if self.log is None or now_s < self._next_state_s:
+            return
+        self._next_state_s = now_s + STATE_PERIOD_S
+        try:
+            state = read_state(device)
+        except DeviceError:
+            self._next_state_s = math.inf
+            return
+        hottest_c = max(state.temperatures_c.values(), default=None)
+        self.seen = {"running": state.running, "temperature_c": hottest_c}
 
     def progress_told(self, now_s: float) -> None:
         """The next progress is due in a second."""

@@ -20,6 +20,7 @@ from underwatt.errors import SensorError
 from underwatt.measure.measurement import MeasureOptions
 from underwatt.measure.steady import UNJUDGED_AFTER_CHANGE_S
 from underwatt.planning.problem import DEFAULT_WINDOW_S
+from underwatt.planning.search import GLIMPSE
 
 if TYPE_CHECKING:
     from underwatt.budget import Budget
@@ -33,7 +34,9 @@ CALM_S = 0.35  # a reading says so much about the time after it; without another
 DEVICE_STATE_PERIOD_S = 1.0  # how often the device is asked whether it slows itself down
 # A budget that is new, or about to change, is not searched for.
 LEAST_SINCE_S, LEAST_AHEAD_S = 1.0, 2.0
-REPAID_S = 6.0  # after a fall, pauses first bring the mean of 5 s back within the budget
+# A setting that is given up soon: how well its power is known, over how long it is read, and how much more it may be.
+ROUGH, ROUGH_S, MOST_UNSEEN = 0.05, 0.3, 1.5
+REPAID_S, LONGEST_REPAID_S = 6.0, 20.0  # after a fall, pauses first bring the mean of 5 s back within the budget
 
 
 class Phase(str, Enum):
@@ -288,6 +291,16 @@ def is_clearly_over(
     return (peak_w if peak else power_w) > bound_w
 
 
+def as_given_up(state: ControlState, found: Measurement, now_s: float, read_w: float, lag_s: float) -> Measurement:
+    """What was measured for a moment only, with what a sensor that lags so long had not shown of its watts yet."""
+    since_s = now_s - state.changed_s
+    shown = -math.expm1(-max(since_s - ROUGH_S / 2, ROUGH_S) / lag_s)
+    settled_w = state.changed_from_w + (read_w - state.changed_from_w) / shown
+    power_w = max(read_w, min(settled_w, MOST_UNSEEN * read_w))
+    seen = replace(found, power_w=power_w, peak_w=power_w, power_w_ci95=ROUGH * power_w / shown, cost_s=since_s)
+    return replace(seen, step_s_ci95=found.step_s, steps=GLIMPSE)
+
+
 def drifted(state: ControlState, now_s: float) -> ControlState:
     """The device has changed: what was seen once is not taken for another change, and another search may pay."""
     return replace(state, observed_s=now_s, valid_s=now_s, level_s=now_s)
@@ -296,12 +309,16 @@ def drifted(state: ControlState, now_s: float) -> ControlState:
 # Searching
 
 
-def may_search(state: ControlState, now_s: float, level_ends_s: float) -> bool:
-    """Whether a search may begin: all is well, the watts stay, and are held, or cannot be by what is known."""
+def may_search(state: ControlState, now_s: float, level_ends_s: float, *, is_over: bool = False) -> bool:
+    """Whether a search may begin: all is well, the watts stay, and are held, or cannot be by what is known.
+
+    ``is_over`` where the last window is above the budget: pauses bring that back first.
+    """
     if state.sensor_lost_s is not None or state.throttle.active:
         return False
     if state.phase is not Phase.HOLDING and not (state.phase is Phase.CORRECTING and not state.room.fits_something()):
         return False
-    if now_s < state.step_time_from_s or (state.room.may_pause and now_s - state.fell_s < REPAID_S):
+    waits_s = LONGEST_REPAID_S if is_over else REPAID_S
+    if now_s < state.step_time_from_s or (state.room.can_pause and now_s - state.fell_s < waits_s):
         return False
     return now_s - state.level_s >= LEAST_SINCE_S and level_ends_s - now_s >= LEAST_AHEAD_S

@@ -1,9 +1,10 @@
 """Was the budget held? Judged while a run goes on, and again from its log, by the same rule.
 
 Mean watts: the mean over the budget's own window (5 s where it names none), or over five steps where those take
-longer (but at most a minute), may be above the budget by 2% for at most 1% of the time. Peak watts: no reading may be
-above them. Readings are judged by the second, as the log keeps them, so that a log gives the very verdict that the run
-gave.
+longer (but at most a minute), may be above the budget by 2% for at most 1% of the time. A sensor lags, so that it shows
+a load that came or went too late, and less of a brief one: as its lag is known by and by, what it has yet to show is
+added to the mean. Peak watts: no reading may be above them; after a fall, what still shows the watts of before is
+excused while the lag lasts.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from underwatt.budget import Watts
 from underwatt.events import Verdict
-from underwatt.measure.steady import SENSOR_LAG_S
+from underwatt.measure.steady import SENSOR_LAG_S, Settling
 from underwatt.planning.problem import DEFAULT_WINDOW_S
 
 if TYPE_CHECKING:
@@ -29,6 +30,8 @@ WINDOW_STEPS = 5
 LONGEST_WINDOW_S = 60.0  # of five steps: a long wait is no long step
 LONGEST_GAP_S = 5.0  # a reading says nothing about more time before it
 FULL = 0.8  # a window that readings cover to this share is judged
+END_READINGS = 3  # whose mean is what a sensor shows at a moment: readings are noisy
+CLEAR = 0.05  # a difference between two such means that is smaller, as a share of them, is taken for noise
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +43,8 @@ class Second:
     mean_w: float
     max_w: float
     readings: int
+    began_w: float = math.nan  # what the sensor showed before the first of them, and at the last
+    ended_w: float = math.nan
 
     @property
     def seconds(self) -> float:
@@ -54,6 +59,8 @@ class Seconds:
         self._begin_s = self._end_s = begin_s
         self._energy_j = self._max_w = 0.0
         self._readings = 0
+        self._began_w = math.nan
+        self._last: deque[float] = deque(maxlen=END_READINGS)
 
     def read(self, at_s: float, power_w: float) -> Iterator[Second]:
         """Take in a reading; gives the second that it ends, where it ends one."""
@@ -61,18 +68,22 @@ class Seconds:
             yield from self.cut()
         if at_s - self._end_s > LONGEST_GAP_S:
             self._begin_s = self._end_s = at_s - LONGEST_GAP_S
+            self._last.clear()
+            self._began_w = math.nan
         if at_s <= self._end_s:
             return
         self._energy_j += power_w * (at_s - self._end_s)
         self._max_w = max(self._max_w, power_w)
         self._readings += 1
+        self._last.append(power_w)
         self._end_s = at_s
 
     def cut(self) -> Iterator[Second]:
         """Another budget holds from now on, or the run is over: what was read since the last second is one."""
         if self._readings:
-            seconds = self._end_s - self._begin_s
-            yield Second(self._begin_s, self._end_s, self._energy_j / seconds, self._max_w, self._readings)
+            seconds, ended_w = self._end_s - self._begin_s, sum(self._last) / len(self._last)
+            mean_w, began_w, self._began_w = self._energy_j / seconds, self._began_w, ended_w
+            yield Second(self._begin_s, self._end_s, mean_w, self._max_w, self._readings, began_w, ended_w)
         self._begin_s, self._energy_j, self._max_w, self._readings = self._end_s, 0.0, 0.0, 0
 
 
@@ -94,10 +105,11 @@ class Judge:
     def __init__(self, before: Verdict | None = None) -> None:
         self.verdict = before or Verdict()
         self.over = self.drawn_w = self.allowed_w = 0.0
+        self.lag_s = 0.0  # of the sensor, as far as it is known
         self._bound = Bound()
         self._steps_s: deque[float] = deque(maxlen=WINDOW_STEPS)
         self._window: deque[tuple[Second, float]] = deque()  # with the watts that were in force
-        # After a fall of the budget the sensor shows for a while what was before, which the watts before it bound.
+        # After a fall of peak watts the sensor shows for a while what was before, which the watts before it bound.
         self._fallen_from_w = self._excused_until_s = -math.inf
         self._excused: list[Second] = []
 
@@ -106,7 +118,9 @@ class Judge:
         before, self._bound = self._bound, bound
         if bound.is_peak != before.is_peak or math.isinf(before.power_w) or math.isinf(bound.power_w):
             self._window.clear()
-        if bound.power_w < before.power_w < math.inf:
+        if not bound.is_peak:
+            self._fallen_from_w, self._excused = -math.inf, []
+        elif bound.power_w < before.power_w < math.inf:
             self._fallen_from_w = max(self._fallen_from_w, before.power_w)
             self._excused_until_s = at_s + SENSOR_LAG_S
 
@@ -121,15 +135,13 @@ class Judge:
             self.over = 0.0
             return
         self.verdict = replace(self.verdict, bounded_s=self.verdict.bounded_s + second.seconds)
-        seen_w = second.max_w if bound.is_peak else second.mean_w
         if self._fallen_from_w > bound.power_w:
-            if second.begin_s <= self._excused_until_s and seen_w > bound.power_w:
+            if second.begin_s <= self._excused_until_s and second.max_w > bound.power_w:
                 self._excused.append(second)
-                self._window.append((second, max(self._fallen_from_w, seen_w)))
                 return
-            if seen_w > (1 + TOLERANCE) * bound.power_w:  # still above when the lag is over: it was so all the time
+            if second.max_w > (1 + TOLERANCE) * bound.power_w:  # still above when the lag is over: so all the time
                 for one in self._excused:
-                    self._count(one, (one.max_w if bound.is_peak else one.mean_w) / bound.power_w - 1)
+                    self._count(one, one.max_w / bound.power_w - 1)
             self._fallen_from_w, self._excused = -math.inf, []
         self._window.append((second, bound.power_w))
         over = self._over(second)
@@ -158,8 +170,16 @@ class Judge:
             )
         if total_s < FULL * window_s:
             return None
+        drawn_j += self._unseen_j(drawn_j / total_s, begin_s)
         self.drawn_w, self.allowed_w = drawn_j / total_s, allowed_j / total_s
         return drawn_j / allowed_j - 1
+
+    def _unseen_j(self, mean_w: float, begin_s: float) -> float:
+        """Joules of the window that the sensor had not shown at its end, less those of before that it showed in it."""
+        first, last = self._window[0][0], self._window[-1][0]
+        since = min(max(begin_s - first.begin_s, 0.0) / first.seconds, 1.0)
+        rise_w = last.ended_w - (first.began_w + since * (first.ended_w - first.began_w))
+        return self.lag_s * rise_w if abs(rise_w) > CLEAR * mean_w else 0.0  # none where that is not known
 
     def _count(self, second: Second, over: float) -> None:
         verdict, is_peak = self.verdict, self._bound.is_peak
@@ -184,6 +204,7 @@ class LiveJudge:
         newest = meter.newest
         self._read_s = begun_s if newest is None else newest.at_s
         self._seconds = Seconds(self._read_s - begun_s)
+        self.settling = Settling()  # what is known of the sensor's lag; whoever measures adds to it
         self._why = ""
         self._is_peak = self._was_over = False
 
@@ -213,6 +234,7 @@ class LiveJudge:
 
     def catch_up(self) -> None:
         """Take in what was read since the last time."""
+        self._judge.lag_s = self.settling.typical_s
         for reading in self._meter.readings_after(self._read_s):
             for second in self._seconds.read(reading.at_s - self._begun_s, reading.power_w):
                 self._judge.take(second)

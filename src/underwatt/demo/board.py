@@ -233,7 +233,7 @@ class _Timed(Training):
 
     spent_s = 0.0
 
-    def step(self) -> torch.Tensor:
+    def step(self) -> Any:
         """Train on one batch."""
         began_s = time.process_time()
         loss = super().step()

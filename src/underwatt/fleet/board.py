@@ -171,8 +171,8 @@ class Local:
                 idle_w=held.get("idle-w"),
             )
             if self._optimizer is not None:
-                from underwatt.adapters.follow import RateFollower
                 from underwatt.adapters.tuner import Tuner
+                from underwatt.jobs.rates import RateFollower
 
                 rate = RateFollower(self._optimizer, self._lr_batch_size or max(self._sizes))
                 self._tuner = stack.enter_context(Tuner(self._pilot, [rate], contextlib.ExitStack()))

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from underwatt.jobs.training import Training
 
 NAME, PREVIOUS, DAMAGED = "checkpoint.pt", "checkpoint.previous.pt", "checkpoint.damaged.pt"
+BEST, LAST = "model.pt", "last.pt"  # weights alone, for whoever wants the model
 _MARK = b"underwatt sha256 "
 _TRAILER_BYTES = len(_MARK) + 64
 _READ_BYTES = 1 << 20
@@ -43,6 +44,8 @@ class Progress:
     evaluated_samples: int  # when the model was last tested
     score: float | None
     done: str = ""  # how it ended, where it has come to its end
+    best_score: float | None = None
+    best_samples: int = 0  # when it was scored
 
 
 def save(folder: Path, training: Training, progress: Progress) -> None:
@@ -51,6 +54,14 @@ def save(folder: Path, training: Training, progress: Progress) -> None:
     state |= {name: _loadable(state[name]) for name in ("model", "optimizer")}  # the rest is ours
     content = {"training": state, "progress": asdict(progress)}
     write_atomically(folder / NAME, lambda file: _write(content, file), durable=True, previous=folder / PREVIOUS)
+
+
+def save_model(path: Path, model: torch.nn.Module) -> None:
+    """Write a model's weights, from the CPU, as ``model.load_state_dict(torch.load(path))`` takes them anywhere."""
+    weights = _loadable(model.state_dict())
+    for name, value in weights.items():
+        weights[name] = value.cpu() if isinstance(value, torch.Tensor) else value
+    write_atomically(path, lambda file: torch.save(weights, file))
 
 
 def _write(content: Any, file: BinaryIO) -> None:

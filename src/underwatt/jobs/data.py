@@ -12,7 +12,7 @@ from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
-from underwatt.errors import InputError
+from underwatt.errors import InputError, JobError
 from underwatt.jobs._torch import torch
 
 if TYPE_CHECKING:
@@ -108,20 +108,25 @@ class EndlessBatches(_Batches):
 
     There is no pause between passes, and a batch may be larger than the data. The batch size may be changed on the
     way: the next batch has it. One of more than ``most_at_once`` samples is handed out in parts, which ``steps`` names.
+    A sampler of the user's says what a pass is, which is drawn as a whole; one that brings no generator is given ours,
+    whose state is known.
     """
 
-    def __init__(self, length: int, batch_size: int, seed: int) -> None:
+    def __init__(self, length: int, batch_size: int, seed: int, sampler: Any = None) -> None:
         super().__init__()
         self.batch_size = batch_size
         self.most_at_once: float = math.inf
         self.steps: deque[list[int]] = deque()  # the parts of each step that was not trained on yet, oldest first
-        self._length = length
+        self._length, self._sampler, self._passes = length, sampler, 0
         self._generator = torch.Generator().manual_seed(seed)
+        if getattr(sampler, "generator", self) is None:
+            sampler.generator = self._generator
+        self._generator = getattr(sampler, "generator", self._generator)
 
     def __iter__(self) -> Iterator[list[int]]:
         while True:
             while len(self._waiting) < self.batch_size:
-                self._waiting += torch.randperm(self._length, generator=self._generator).tolist()
+                self._waiting += self._pass()
             self.steps.append(self.next_parts())
             for part in self.steps[-1]:
                 yield self._hand_out(part)
@@ -141,15 +146,25 @@ class EndlessBatches(_Batches):
         super().take_back()
         self.steps.clear()
 
+    def _pass(self) -> list[Any]:
+        if self._sampler is None:
+            return torch.randperm(self._length, generator=self._generator).tolist()
+        if hasattr(self._sampler, "set_epoch"):
+            self._sampler.set_epoch(self._passes)
+        self._passes += 1
+        if not (order := list(self._sampler)):
+            raise JobError("The job's sampler names no sample.", hint="Check what it is made with.")
+        return order
+
     def state(self) -> dict[str, Any]:
         """Where the stream stands, as after ``take_back``."""
         waiting = [index for batch in (*self.handed_out, self._waiting) for index in batch]
-        return {"generator": self._generator.get_state(), "waiting": waiting}
+        return {"generator": self._generator.get_state(), "waiting": waiting, "passes": self._passes}
 
     def restore(self, state: dict[str, Any]) -> None:
         """Go on where another stream over the same data stood."""
         self._generator.set_state(state["generator"])
-        self._waiting = deque(state["waiting"])
+        self._waiting, self._passes = deque(state["waiting"]), state["passes"]
         self.handed_out.clear()
         self.steps.clear()
 

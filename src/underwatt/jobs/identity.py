@@ -46,11 +46,14 @@ def job_info(job: Job) -> WorkloadInfo:
     for name, module in model.named_modules():
         parts += [name, _code(type(module)), module.extra_repr()]
     parts += [f"{name} {tuple(value.shape)} {value.dtype}" for name, value in model.state_dict().items()]
-    optimizer = job.make_optimizer(model.parameters(), job.lr)
+    optimizer = job.make_optimizer(model, job.lr)
     given = job.optimizer.keywords if isinstance(job.optimizer, partial) else {}
     options = {**given, **optimizer.defaults}
     parts += [_code(type(optimizer)), *(f"{key}={_described(options[key])}" for key in sorted(options) if key != "lr")]
-    parts += [_code(part) for part in (job.loss, job.forward, job.collate) if part is not None]
+    made_by = job.optimizer if job.takes_model else None  # which may give each group options of its own
+    code = (job.loss, job.forward, job.collate, job.train_step, job.sampler, job.scheduler, made_by)
+    parts += [_code(part) for part in code if part is not None]
+    parts += [f"a step of the schedule: {job.schedule_samples}"] if job.schedule_samples else []
     parts += [
         type(job.data).__qualname__,
         str(_shapes(as_dataset(job)[0])),

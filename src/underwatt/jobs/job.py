@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -50,6 +51,18 @@ def usual_rule(optimizer: Any) -> LrRule:
     return "linear" if any("SGD" in kind.__name__ for kind in type(optimizer).__mro__) else "sqrt"
 
 
+def as_batch_sizes(given: str | int | Sequence[int]) -> tuple[int, ...]:
+    """Batch sizes, also from a list such as ``"8,16,32"``, or a single one; none from an empty one."""
+    parts = str(given).split(",") if isinstance(given, (str, int)) else given
+    try:
+        sizes = tuple(int(str(part)) for part in parts if str(part).strip())
+    except ValueError:
+        sizes = (0,)
+    if any(size < 1 for size in sizes):
+        raise InputError(f"Batch sizes must be whole numbers of at least 1, not {given!r}.", hint="Such as 8,16,32.")
+    return sizes
+
+
 @dataclass(frozen=True, slots=True)
 class Effort:
     """How often the model is tested, and after how many samples it is given up; alike for all batch sizes."""
@@ -71,51 +84,79 @@ class Effort:
 class Job:
     """A PyTorch training job; only the model, the data and the target have no default.
 
-    A batch is ``(inputs, …, targets)``: the model is called with the inputs, the loss and the metric with the
-    model's output and the targets. Where that does not fit, ``forward`` makes (output, targets) of a batch.
+    A batch is ``(inputs, …, targets)``: the model is called with the inputs, the loss with the model's output and the
+    targets. Where that does not fit, ``forward`` makes (output, targets) of a batch, or ``train_step`` does a whole
+    step: zeroes gradients, goes forward and back, clips, steps the optimizer, and returns the loss. What it keeps from
+    step to step, such as a scaler of mixed precision, is in checkpoints where it is an object with ``state_dict``.
+
+    ``metric`` is called once, with the outputs and targets of the *whole* test set, on the CPU: F1, AUC and mAP are no
+    means over batches. One with ``update``, ``compute`` and ``reset``, as torchmetrics has them, gets batch by batch.
+
+    A ``scheduler`` is made of the optimizer and stepped once for every ``schedule_samples`` samples, so that it spans
+    the same data at any batch size; one that waits for a plateau is stepped with each score. It sees the rates that
+    suit ``lr_batch_size``; those of other batch sizes hold within a step only.
+
+    Without a target, a limit of samples or a patience must say when the training is over.
     """
 
     model: torch.nn.Module | Callable[[], torch.nn.Module]  # a function is called for each run, a module is copied
     data: Any  # a dataset with a length, or a tuple of tensors or arrays of equal length
-    target: float = math.nan  # the metric to reach on held-out data
+    target: float = math.nan  # the metric to reach on held-out data; none where it is NaN
     test_data: Any = None  # held out of ``data`` (a fifth) where absent
     proxy_data: Any = None  # what convergence is studied on; ``data`` where absent
     proxy_test_data: Any = None
     loss: Callable[[Any, Any], torch.Tensor] | None = None  # cross-entropy where absent
-    metric: Callable[[Any, Any], float] | None = None  # mean over a batch; accuracy where absent
+    metric: Any = None  # of (outputs, targets) of the test set; accuracy where absent
     higher_is_better: bool = True
     forward: Callable[[torch.nn.Module, Any], tuple[Any, Any]] | None = None
-    optimizer: Callable[..., torch.optim.Optimizer] | None = None  # called (parameters, lr=…); AdamW where absent
+    train_step: Callable[[torch.nn.Module, Any, torch.optim.Optimizer], Any] | None = None
+    # Called (parameters, lr=…), or (model, lr=…) where its first argument is named ``model``; AdamW where absent.
+    optimizer: Callable[..., torch.optim.Optimizer] | None = None
+    scheduler: Callable[[torch.optim.Optimizer], Any] | None = None
+    schedule_samples: int | None = None  # of one step of the scheduler; ``lr_batch_size`` where absent
     lr: float = 1e-3  # at ``lr_batch_size``
     lr_batch_size: int = 128
     lr_rule: LrRule | None = None  # linear for SGD, square root for all others where absent
     batch_sizes: Sequence[int] = DEFAULT_BATCH_SIZES
     accumulate: bool = True  # a batch beyond memory is trained in parts; False where samples of one are compared
+    sampler: Callable[[Any], Any] | None = None  # makes a sampler of the data that is trained on; shuffled where absent
     collate: Callable[[list[Any]], Any] | None = None
     num_workers: int = 0
+    limit_samples: float = math.inf  # the training ends after so many ...
+    patience_samples: float = math.inf  # ... or where so many have brought no better score
     device: str | None = None  # CUDA where there is one, else the CPU
     seed: int = 0
     name: str = ""  # the factory's name where absent
     synthetic: bool = False  # the data is made up: good for speed, meaningless for accuracy; shown in the name
 
     def __post_init__(self) -> None:
-        sizes = tuple(self.batch_sizes)
+        sizes = (self.batch_sizes,) if isinstance(self.batch_sizes, int) else tuple(self.batch_sizes)
         if not sizes or any(not isinstance(size, int) or isinstance(size, bool) or size < 1 for size in sizes):
             raise JobError(
                 f"Batch sizes must be whole numbers of at least 1, not {list(sizes)}.",
                 hint="Give for example batch_sizes=(8, 16, 32, 64).",
             )
         object.__setattr__(self, "batch_sizes", tuple(sorted(set(sizes))))
-        if not math.isfinite(self.target):
+        if not self.has_target and math.isinf(min(self.limit_samples, self.patience_samples)):
             raise JobError(
                 "The job has no target.",
-                hint="Give the value of the metric to reach, for example Job(…, target=0.9) for 90% accuracy.",
+                hint="Give the value of the metric to reach, for example Job(…, target=0.9) for 90% accuracy, "
+                "or say when it is over: limit_samples=…, patience_samples=….",
+            )
+        if self.sampler is not None and (not callable(self.sampler) or hasattr(self.sampler, "__iter__")):
+            raise JobError(
+                f"The sampler is a {type(self.sampler).__name__}, and not a function that makes one.",
+                hint="A part of the data may be held out, so give for example "
+                "sampler=lambda data: WeightedRandomSampler(weights_of(data), len(data)).",
             )
         if self.lr_batch_size < 1 or not (math.isfinite(self.lr) and self.lr > 0):
             raise JobError(
                 f"A learning rate of {self.lr!r} at batch size {self.lr_batch_size!r} makes no sense.",
                 hint="Give lr=… above 0 and the batch size it was found at as lr_batch_size=….",
             )
+        scheduled = self.lr_batch_size if self.schedule_samples is None else self.schedule_samples
+        if not min(self.limit_samples, self.patience_samples, scheduled) >= 1:
+            raise JobError("Limit, patience and a step of the schedule are at least 1 sample.", hint="Count samples.")
         for name in ("data", "test_data", "proxy_data", "proxy_test_data"):
             value = getattr(self, name)
             if name == "data" or value is not None:
@@ -136,21 +177,38 @@ class Job:
         """The rule that suits the optimizer; a real one is asked, so that classes, partials and lambdas all do."""
         torch = require("torch", extra="torch")
         try:
-            return usual_rule(self.make_optimizer([torch.nn.Parameter(torch.zeros(1))], self.lr))
+            return usual_rule(self.make_optimizer(torch.nn.Linear(1, 1), self.lr))
         except Exception:  # noqa: BLE001 - one that sorts parameters into groups may want those of the model
             with torch.random.fork_rng([]):
                 model = self.model if isinstance(self.model, torch.nn.Module) else self.model()
-            return usual_rule(self.make_optimizer(model.parameters(), self.lr))
+            return usual_rule(self.make_optimizer(model, self.lr))
+
+    @property
+    def has_target(self) -> bool:
+        """Whether there is a score to reach."""
+        return math.isfinite(self.target)
 
     def reached(self, value: float) -> bool:
         """Whether a value of the metric meets the target."""
         return value >= self.target if self.higher_is_better else value <= self.target
 
-    def make_optimizer(self, parameters: Any, lr: float) -> torch.optim.Optimizer:
-        """The job's optimizer over some parameters."""
+    def is_better(self, value: float, than: float | None) -> bool:
+        """Whether a value of the metric is better than another, or than none."""
+        return than is None or (value > than if self.higher_is_better else value < than)
+
+    def make_optimizer(self, model: torch.nn.Module, lr: float) -> torch.optim.Optimizer:
+        """The job's optimizer of a model."""
         make = self.optimizer or require("torch", extra="torch").optim.AdamW
-        optimizer: torch.optim.Optimizer = make(parameters, lr=lr)
+        optimizer: torch.optim.Optimizer = make(model if self.takes_model else model.parameters(), lr=lr)
         return optimizer
+
+    @cached_property
+    def takes_model(self) -> bool:
+        """Whether the optimizer is made of the whole model, and not of its parameters."""
+        try:
+            return next(iter(inspect.signature(self.optimizer).parameters), "") == "model"  # type: ignore[arg-type]
+        except (TypeError, ValueError):
+            return False
 
 
 def _check_data(name: str, data: Any) -> None:

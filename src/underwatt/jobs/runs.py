@@ -15,7 +15,7 @@ from underwatt.control.pilot import Pilot
 from underwatt.control.state import Phase
 from underwatt.device.base import SimulatesLoad
 from underwatt.errors import InputError, OutOfMemoryError, StepError
-from underwatt.events import BudgetChanged, Ended, Noted, Progressed
+from underwatt.events import BudgetChanged, Ended, Noted, Progressed, Scored
 from underwatt.measure.series import smallest_too_large
 from underwatt.records import Status
 from underwatt.runlog.inbox import Inbox, claimed_folder, register_run
@@ -120,8 +120,8 @@ def _plain(name: str) -> str:
 class RunResult:
     """How a run ended, and what it took.
 
-    ``outcome`` is ``reached``, ``limit``, ``energy spent``, ``diverged`` where the loss or the weights were no finite
-    numbers any more, or ``finished`` for a command that came to its own end.
+    ``outcome`` is ``reached``, ``limit``, ``plateau``, ``energy spent``, ``diverged`` where loss or weights were not
+    finite, or ``finished`` for what came to its own end: a command, or a job without a target.
     """
 
     outcome: str
@@ -131,6 +131,26 @@ class RunResult:
     elapsed_s: float
     energy_j: float
     folder: Path | None = None
+    best_score: float | None = None  # of the model in ``model``
+
+    @property
+    def model(self) -> Path | None:
+        """The weights that scored best: ``model.load_state_dict(torch.load(result.model))``."""
+        return self._file("model.pt")
+
+    @property
+    def last_model(self) -> Path | None:
+        """The weights as they were at the end."""
+        return self._file("last.pt")
+
+    def _file(self, name: str) -> Path | None:
+        path = None if self.folder is None else self.folder / name
+        return path if path is not None and path.is_file() else None
+
+    @property
+    def scores(self) -> tuple[Scored, ...]:
+        """Every test of the model, the earlier parts of a run that was resumed included."""
+        return self.record().of(Scored)
 
     def record(self) -> RunRecord:
         """All that its log holds."""
@@ -232,7 +252,7 @@ def run_job(run: Run, job: Job) -> RunResult:
         if math.isfinite(too_large := smallest_too_large(known)) and training.divide(int(too_large)):
             known = [one for one in known if one.status is not Status.OUT_OF_MEMORY]
         pilot = replace(run, batch_sizes=sizes).pilot(stack, workload, known, cost=cost, elapsed_s=taken.elapsed_s)
-        pilot.target = job.target
+        pilot.target = job.target if job.has_target else None
         if progress is not None:
             pilot.continues(
                 samples=training.samples,
@@ -247,7 +267,7 @@ def run_job(run: Run, job: Job) -> RunResult:
                 pilot.note("info", _going_on(training.samples, run.live, taken.elapsed_s, taken.posted))
             for text in filter(None, (damage, taken.warning, left_out)):
                 pilot.note("warning", text)
-            effort = Effort(every, run.options.limit_samples or math.inf)
+            effort = Effort(every, run.options.limit_samples or job.limit_samples)
             return train_under_budget(
                 pilot,
                 training,
@@ -265,26 +285,39 @@ class SoFar:
 
     elapsed_s: float = 0.0
     energy_j: float = 0.0
+    samples: int = 0
+    steps: int = 0
+    share: float = 0.0  # of the way to the target
     verdict: Verdict | None = None
     posted: BudgetChanged | None = None  # the budget that it was given on its way and kept to its end
     warning: str | None = None  # where its log is damaged
 
 
-def taken_so_far(log: Path, progress: Progress) -> SoFar:
-    """Also since the last checkpoint: what was lost was drawn all the same."""
+def taken_so_far(log: Path, progress: Progress | None = None) -> SoFar:
+    """Also since the last checkpoint, if there is one: what was lost was drawn all the same."""
+    elapsed_s, energy_j = (progress.elapsed_s, progress.energy_j) if progress else (0.0, 0.0)
     try:
         record = read_log(log)
     except InputError as exc:  # lost or damaged: the checkpoint is what matters
         warning = f"{exc.message} Time and energy count from the checkpoint; what was drawn after it does not."
-        return SoFar(progress.elapsed_s, progress.energy_j, warning=warning)
-    told_j = [event.energy_j for event in record.events if isinstance(event, (Progressed, Ended))]
-    counted = [energy_j for energy_j in told_j if math.isfinite(energy_j)]
+        return SoFar(elapsed_s, energy_j, warning=warning)
+    told = [event for event in record.events if isinstance(event, (Progressed, Ended))]
+    counted = [event.energy_j for event in told if math.isfinite(event.energy_j)]
+    shares = [event.share for event in record.of(Progressed) if event.share is not None]
     last_s = max([event.at_s for event in record.events] + record.power.at_s[-1:].tolist())
     budgets = record.of(BudgetChanged)
     posted = budgets[-1] if budgets and budgets[-1].why == "changed" else None
     # Later than all that was read before, and never 0 seconds, which would be taken for a run that begins.
-    elapsed_s, energy_j = max(progress.elapsed_s, last_s) + 1e-3, max([progress.energy_j, *counted[-1:]])
-    return SoFar(elapsed_s, energy_j, record.said, posted, record.warning)
+    return SoFar(
+        max(elapsed_s, last_s) + 1e-3,
+        max([energy_j, *counted[-1:]]),
+        max((event.samples for event in told), default=0),
+        max((event.steps for event in told), default=0),
+        max(shares, default=0.0),
+        record.said,
+        posted,
+        record.warning,
+    )
 
 
 def _going_on(samples: int, live: LiveBudget, elapsed_s: float, posted: BudgetChanged | None) -> str:

@@ -5,24 +5,24 @@ from __future__ import annotations
 import contextlib
 import copy
 import math
+import os
 import signal
 import threading
 import time
 from typing import TYPE_CHECKING, Any
 
+from underwatt.errors import JobError
 from underwatt.jobs._torch import torch
 from underwatt.jobs.data import EndlessBatches, open_loader, train_and_test
+from underwatt.jobs.rates import RateFollower, ScheduleFollower
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
     from underwatt.jobs.job import Job
 
 EVALUATION_BATCH = 256
 LOSS_PERIOD_S = 0.2  # how often a loss is fetched from a GPU
-# Of a step's time, for looking at gradients; checked with benchmarks/gradient_cost.py.
-MOST_LOOKING = 0.005
-FIRST_LOOK, UNTIMED_LOOKS, LONGEST_PERIOD, SMOOTH = 3, 4, 1000, 0.05
 
 
 def build_model(job: Job, seed: int) -> torch.nn.Module:
@@ -48,21 +48,108 @@ def loss_of(job: Job, output: Any, targets: Any) -> torch.Tensor:
     return torch.nn.functional.cross_entropy(output.flatten(0, -2), targets.flatten())
 
 
-def metric_of(job: Job, output: Any, targets: Any) -> float:
-    """The job's metric; the share of right answers where it names none."""
-    if job.metric is not None:
-        return float(job.metric(output, targets))
-    return float((output.argmax(-1) == targets).float().mean())
+def one_step(
+    job: Job, model: torch.nn.Module, optimizer: torch.optim.Optimizer, parts: Sequence[Any], sizes: Sequence[int]
+) -> Any:
+    """Change a model by one batch, in the job's own way where it has one; gives the loss.
+
+    Of a batch in parts of so many samples the mean of the parts' gradients is its own.
+    """
+    if job.train_step is not None:
+        (batch,) = parts
+        loss = job.train_step(model, batch, optimizer)
+        return loss.detach() if isinstance(loss, torch.Tensor) else loss
+    optimizer.zero_grad(set_to_none=True)
+    mean: Any = 0.0
+    for part, samples in zip(parts, sizes, strict=True):
+        loss = loss_of(job, *forward(job, model, part))
+        loss = loss if len(parts) == 1 else loss * (samples / sum(sizes))
+        loss.backward()  # type: ignore[no-untyped-call]
+        mean = mean + loss.detach()
+    optimizer.step()
+    return mean
+
+
+class Scoring:
+    """The score of a test set, to which its batches are added one by one."""
+
+    def __init__(self, job: Job, samples: int) -> None:
+        self._metric, self._samples, self._added = job.metric, samples, 0
+        self._right = 0.0
+        self._outputs: list[Any] = []
+        self._targets: list[Any] = []
+        self._updated = self._metric if hasattr(self._metric, "update") else None
+        if self._updated is not None:
+            self._updated.reset()
+
+    def add(self, output: Any, targets: Any, samples: int) -> None:
+        """One batch of so many samples."""
+        self._added += samples
+        if self._metric is None:  # right answers are counted
+            self._right += float((output.argmax(-1) == targets).float().mean()) * samples
+            return
+        output, targets = to_device(output, "cpu"), to_device(targets, "cpu")
+        if self._updated is not None:
+            self._updated.update(output, targets)
+            return
+        if not self._outputs:
+            self._check_room(_bytes_of(output) / samples * self._samples)
+        self._outputs.append(output)
+        self._targets.append(targets)
+
+    def value(self) -> float:
+        """The score of all that was added."""
+        if self._metric is None:
+            return self._right / self._added
+        if self._updated is not None:
+            return float(self._updated.compute())
+        return float(self._metric(_joined(self._outputs), _joined(self._targets)))
+
+    def _check_room(self, wanted_bytes: float) -> None:
+        if wanted_bytes > os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2:
+            raise JobError(
+                f"The outputs of the whole test set, which the metric is asked of, take {wanted_bytes / 1e9:.0f} GB.",
+                hint="Give a metric with update, compute and reset, as torchmetrics has them, or less test data.",
+            )
+
+
+def _bytes_of(value: Any) -> int:
+    if isinstance(value, dict):
+        value = list(value.values())
+    if isinstance(value, (list, tuple)):
+        return sum(map(_bytes_of, value))
+    return value.numel() * value.element_size() if isinstance(value, torch.Tensor) else 0
+
+
+def _joined(parts: list[Any]) -> Any:
+    """Batches as one: tensors and lists end to end, and so what is in tuples and dictionaries."""
+    first = parts[0]
+    if isinstance(first, dict):
+        return {key: _joined([part[key] for part in parts]) for key in first}
+    if isinstance(first, list):
+        return [item for part in parts for item in part]
+    if isinstance(first, tuple):
+        return tuple(_joined(list(column)) for column in zip(*parts, strict=True))
+    if not isinstance(first, torch.Tensor):
+        return parts
+    parts = [part.unsqueeze(0) for part in parts] if first.dim() == 0 else parts
+    if len({part.shape[1:] for part in parts}) > 1:
+        raise JobError(
+            "The outputs of the test set differ in shape from batch to batch, so that they are no one tensor.",
+            hint="Pad them alike, or give a metric with update, compute and reset, as torchmetrics has them.",
+        )
+    return torch.cat(parts)
 
 
 def to_device(batch: Any, device: Any) -> Any:
     """A batch with every tensor in it moved."""
     if hasattr(batch, "to"):
-        return batch.to(device, non_blocking=True)
+        return batch.to(device, non_blocking=device != "cpu")  # else it would be read before it has come
     if isinstance(batch, dict):
         return {key: to_device(value, device) for key, value in batch.items()}
     if isinstance(batch, (list, tuple)):
-        return [to_device(value, device) for value in batch]
+        moved = [to_device(value, device) for value in batch]
+        return tuple(moved) if type(batch) is tuple else moved
     return batch
 
 
@@ -79,12 +166,19 @@ class Training:
         self.device = device_of(job)
         seed = job.seed if seed is None else seed
         self.model = build_model(job, seed).to(self.device)
-        self.optimizer = job.make_optimizer(self.model.parameters(), job.lr_at(batch_size))
+        self.optimizer = job.make_optimizer(self.model, job.lr)
+        self.rates = RateFollower(self.optimizer, job.lr_batch_size, job.lr_rule)
+        self.rates.follow(batch_size)
+        self.scheduler: Any = job.scheduler(self.optimizer) if job.scheduler is not None else None
+        self._schedule: ScheduleFollower | None = None
+        if self.scheduler is not None and not self._waits_for_plateau:
+            self._schedule = ScheduleFollower(self.scheduler, job.schedule_samples or job.lr_batch_size)
         self.steps = 0
         self.samples = 0
         self.batch_size = batch_size  # of the last batch; the first one until there is one
         self._train_data, self._test_data = train_and_test(job, proxy=proxy)
-        self._order = EndlessBatches(len(self._train_data), batch_size, seed)
+        sampler = job.sampler(self._train_data) if job.sampler is not None else None
+        self._order = EndlessBatches(len(self._train_data), batch_size, seed, sampler)
         self._batches: Iterator[Any] | None = None
         self._open_loader()
 
@@ -97,7 +191,7 @@ class Training:
         """The parts of the batch that the next step trains on: one, unless all of it does not fit into memory."""
         return self._order.steps[0] if self._order.steps else self._order.next_parts()
 
-    def step(self) -> torch.Tensor:
+    def step(self) -> Any:
         """Train on one batch; the loss stays on the device, so that a GPU is not waited for."""
         return self.learn(self.fetch())
 
@@ -107,41 +201,38 @@ class Training:
         first = to_device(next(self._batches), self.device)
         return [first, *(to_device(next(self._batches), self.device) for _ in self._order.steps[0][1:])]
 
-    def learn(self, parts: list[Any]) -> torch.Tensor:
-        """Change the model by the batch that was fetched last; the mean of its parts' gradients is its own."""
+    def learn(self, parts: list[Any]) -> Any:
+        """Change the model by the batch that was fetched last."""
         sizes = self._order.steps[0]
-        if (size := sum(sizes)) != self.batch_size:
-            self.scale_rate(self.batch_size, size)
-            self.batch_size = size
+        self.batch_size = sum(sizes)
+        self.rates.follow(self.batch_size)
         self.model.train()
-        self.optimizer.zero_grad(set_to_none=True)
-        mean: torch.Tensor | None = None
-        for part, samples in zip(parts, sizes, strict=True):
-            loss = loss_of(self.job, *forward(self.job, self.model, part))
-            loss = loss if len(parts) == 1 else loss * (samples / size)
-            loss.backward()  # type: ignore[no-untyped-call]
-            mean = loss.detach() if mean is None else mean + loss.detach()
-        self.optimizer.step()
+        loss = one_step(self.job, self.model, self.optimizer, parts, sizes)
         self._order.trained()
         self.steps += 1
         self.samples += self.batch_size
-        assert mean is not None, "a batch has a part at least"
-        return mean
+        if self._schedule is not None:
+            self._schedule.follow(self.batch_size)
+            self.scheduler.step()
+        return loss
 
-    def scale_rate(self, from_size: int, to_size: int) -> None:
-        """Have the learning rate of each group of parameters, which may have its own, follow the batch size."""
-        before, after = self.job.lr_at(from_size), self.job.lr_at(to_size)
-        for group in self.optimizer.param_groups:
-            # Exactly the job's own where it is that, whatever batch sizes were on the way.
-            group["lr"] = after if group["lr"] == before else group["lr"] * (after / before)
+    def scored(self, score: float) -> None:
+        """The model was tested: what waits for a plateau hears of it."""
+        if self._waits_for_plateau:
+            self.scheduler.step(score)
+
+    @property
+    def _waits_for_plateau(self) -> bool:
+        return isinstance(self.scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau)
 
     def divide(self, too_large: int = 0) -> int:
         """A part of so many samples, or of the next step, does not fit into memory: the largest from now on.
 
-        0 where the job wants whole batches, or a part is a single sample. A step that was begun is to be done again.
+        0 where the job wants whole batches, has a step of its own, or a part is a single sample. A step that was begun
+        is to be done again.
         """
         too_large = too_large or max(self.next_parts)
-        if not self.job.accumulate or too_large < 2:
+        if not self.job.accumulate or self.job.train_step is not None or too_large < 2:
             return 0
         self._order.most_at_once = math.ceil(too_large / 2)
         return math.ceil(too_large / 2)
@@ -159,6 +250,9 @@ class Training:
             "model": self.model.state_dict(),
             "optimizer": self.optimizer.state_dict(),
             "order": self._order.state(),
+            "scheduler": self.scheduler.state_dict() if self.scheduler is not None else None,
+            "left_over": self._schedule.left_over if self._schedule is not None else 0,
+            "train_step": self._kept_step.state_dict() if self._kept_step is not None else None,
             "batch_size": self.batch_size,
             "steps": self.steps,
             "samples": self.samples,
@@ -170,6 +264,12 @@ class Training:
         """Go on from a state."""
         self.model.load_state_dict(state["model"])
         self.optimizer.load_state_dict(state["optimizer"])
+        if self.scheduler is not None:
+            self.scheduler.load_state_dict(state["scheduler"])
+        if self._schedule is not None:
+            self._schedule.left_over = state["left_over"]
+        if self._kept_step is not None:
+            self._kept_step.load_state_dict(state["train_step"])
         self._order.restore(state["order"])
         self._order.batch_size = state["batch_size"]
         self.batch_size, self.steps, self.samples = state["batch_size"], state["steps"], state["samples"]
@@ -184,6 +284,11 @@ class Training:
         return len(self._train_data)
 
     @property
+    def _kept_step(self) -> Any:
+        """The job's own step where it keeps something from step to step, such as a scaler of mixed precision."""
+        return self.job.train_step if hasattr(self.job.train_step, "state_dict") else None
+
+    @property
     def test_samples(self) -> int:
         """How many samples a test takes."""
         return len(self._test_data)
@@ -191,17 +296,16 @@ class Training:
     def evaluate(
         self, tested: Callable[[int], None] = lambda _samples: None, batch_size: int = EVALUATION_BATCH
     ) -> float:
-        """The metric on held-out data, each sample counting once; ``tested`` is told of each batch when it is done."""
+        """The metric of the held-out data; ``tested`` is told of each batch when it is done."""
         self.model.eval()
-        total = count = 0.0
+        scoring, left = Scoring(self.job, self.test_samples), self.test_samples
         with torch.no_grad():
             for batch in open_loader(self.job, self._test_data, batch_size=batch_size):
-                output, targets = forward(self.job, self.model, to_device(batch, self.device))
-                samples = len(targets)
-                total += metric_of(self.job, output, targets) * samples
-                count += samples
+                samples = min(batch_size, left)
+                scoring.add(*forward(self.job, self.model, to_device(batch, self.device)), samples)
+                left -= samples
                 tested(samples)
-        return total / count
+        return scoring.value()
 
     def is_finite(self) -> bool:
         """Whether all weights are finite numbers; one that is not never becomes one again."""
@@ -262,121 +366,6 @@ class LatestLoss:
         arrived = torch.cuda.Event()  # type: ignore[no-untyped-call]
         arrived.record(torch.cuda.current_stream(loss.device))
         self._copy = copied, arrived
-
-
-class GradientWatch:
-    """Compares the gradients of successive steps now and then: how much of them is signal, and how much noise.
-
-    Both are measured as the optimizer does: one that scales its steps by the size of gradients, as Adam does, sees the
-    noise of each tensor in relation to its size. A GPU is never waited for, and looking takes at most ``most_share`` of
-    the time on average: where it takes more, it is done less often.
-    """
-
-    def __init__(
-        self,
-        training: Training,
-        now_s: Callable[[], float] = time.perf_counter,
-        most_share: float = MOST_LOOKING,
-    ) -> None:
-        self._training, self._now_s, self._most_share = training, now_s, most_share
-        self._adaptive = training.job.is_adaptive
-        self._kept: list[torch.Tensor] = []  # the gradients of the step before
-        self._squares: Any = None
-        self._usual: Any = None  # squares of each tensor, on average
-        self._size, self._step, self._due, self._looks = 0, 0, FIRST_LOOK, 0
-        self._compares = self._is_off = False
-        self._last_s, self._step_s, self._cost_s, self.gpu_s = math.nan, math.nan, 0.0, 0.0
-        self._on_its_way: Any = None  # what was copied from a GPU, of which batch size, and the events around it
-
-    def look(self) -> tuple[float, float] | None:
-        """After a step: the squared true gradient and the variance of one sample's, where a pair became known."""
-        begin_s = self._now_s()
-        took_s, self._last_s = begin_s - self._last_s, begin_s
-        if took_s > 0:  # the first is NaN
-            self._step_s = took_s if math.isnan(self._step_s) else self._step_s + SMOOTH * (took_s - self._step_s)
-        self._step += 1
-        found = self._arrived()
-        if self._is_off or self._step < self._due or self._on_its_way is not None:
-            self._compares = False
-            return found
-        try:
-            with torch.no_grad():
-                found = self._compare() or found
-        except (RuntimeError, TypeError):  # sparse, on several devices, no memory for a copy: then without
-            self._is_off, self._kept = True, []
-        self._spent(self._now_s() - begin_s)
-        return found
-
-    def _compare(self) -> tuple[float, float] | None:
-        gradients = [weight.grad for weight in self._training.model.parameters() if weight.grad is not None]
-        if not gradients or any(gradient.dtype != torch.float32 for gradient in gradients):
-            raise TypeError("nothing that could be compared")
-        size, is_cuda = self._training.batch_size, gradients[0].is_cuda
-        timer = [torch.cuda.Event(enable_timing=True) for _ in range(2)] if is_cuda else []  # type: ignore[no-untyped-call]
-        if timer:
-            timer[0].record()
-        squares = torch.stack(torch._foreach_norm(gradients)).square()
-        pair = None
-        if self._compares and size == self._size and len(gradients) == len(self._kept):
-            pair = self._pair(gradients, squares)
-        self._compares = pair is None or self._period == 1
-        if self._compares:
-            if len(self._kept) != len(gradients):
-                self._kept = [torch.empty_like(gradient) for gradient in gradients]
-            torch._foreach_copy_(self._kept, gradients)
-            self._squares, self._size, self._due = squares, size, self._step + 1
-        else:
-            self._due = self._step + self._period
-        if pair is None:
-            return None
-        if not is_cuda:
-            return self._told(pair.tolist(), size)
-        copied = torch.empty(2, pin_memory=True)
-        copied.copy_(pair, non_blocking=True)
-        timer[1].record()
-        self._on_its_way = copied, size, *timer
-        return None
-
-    def _pair(self, gradients: list[torch.Tensor], squares: Any) -> Any:
-        """The product of two successive gradients, and their mean square, tensors weighed as the optimizer does."""
-        torch._foreach_add_(self._kept, gradients)
-        product = (torch.stack(torch._foreach_norm(self._kept)).square() - squares - self._squares) / 2
-        square = (squares + self._squares) / 2
-        self._usual = (
-            square if self._usual is None or len(self._usual) != len(square) else self._usual.lerp(square, SMOOTH)
-        )
-        usual = self._usual.clamp_min(1e-30)
-        counts = torch.tensor([gradient.numel() for gradient in gradients], device=usual.device)
-        weights = counts / usual if self._adaptive else 1 / usual.sum()
-        return torch.stack([(weights * product).sum(), (weights * square).sum()])
-
-    def _arrived(self) -> tuple[float, float] | None:
-        if self._on_its_way is None or not self._on_its_way[3].query():
-            return None
-        (copied, size, begin, end), self._on_its_way = self._on_its_way, None
-        self.gpu_s = begin.elapsed_time(end) / 1000
-        return self._told(copied.tolist(), size)
-
-    def _told(self, pair: list[float], size: int) -> tuple[float, float]:
-        product, square = pair
-        noise = size * (square - product)
-        # Batches of one pass have no sample in common, so that their noises are opposed a little.
-        return product + noise / max(self._training.train_samples - 1, 1), noise
-
-    def _spent(self, seconds: float) -> None:
-        """A look took so long; the first ones load and allocate."""
-        self._looks += 1
-        if self._looks > UNTIMED_LOOKS:
-            self._cost_s += SMOOTH * (seconds - self._cost_s) if self._cost_s else seconds
-
-    @property
-    def _period(self) -> int:
-        """A pair of gradients is compared every so many steps."""
-        allowed_s = self._most_share * self._step_s
-        if not allowed_s > 0:
-            return 1
-        pair_s = max(2 * self._cost_s, self.gpu_s)
-        return min(max(1, math.ceil(pair_s / allowed_s)), LONGEST_PERIOD)
 
 
 @contextlib.contextmanager

@@ -18,8 +18,9 @@ from underwatt.jobs import checkpoint
 from underwatt.jobs._torch import torch
 from underwatt.jobs.checkpoint import Progress
 from underwatt.jobs.faults import call_job, half_updated, is_lost_worker, lost_worker, watch_updates
+from underwatt.jobs.gradient_watch import GradientWatch
 from underwatt.jobs.runs import RunResult
-from underwatt.jobs.training import EVALUATION_BATCH, Completion, GradientWatch, LatestLoss
+from underwatt.jobs.training import EVALUATION_BATCH, Completion, LatestLoss
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -76,6 +77,8 @@ class _Loop:
         self._gradients = GradientWatch(training, pilot.device.clock.now_s)
         self._evaluated_samples = progress.evaluated_samples if progress else 0
         self._score = progress.score if progress else None
+        self._best = progress.best_score if progress else None
+        self._best_samples = progress.best_samples if progress else 0
         self._guard = StepGuard()
         self._saved_samples = training.samples if progress else None  # of the checkpoint in the folder
         self._next_save_s = -math.inf  # at once: a run that is killed early can go on too
@@ -94,20 +97,21 @@ class _Loop:
                     watch()
         except BaseException as exc:
             if self._guard.model_intact:
-                self._save()
+                self._save(last=True)
             if is_lost_worker(exc):
                 raise lost_worker() from exc
             raise
+        if outcome in ("limit", "plateau") and not self._training.job.has_target:
+            outcome = "finished"  # as it was meant to end
         self._pilot.outcome = outcome
         if outcome == "diverged":
             self._say_diverged()
         else:
             # With more samples or joules it can go on.
-            self._save(outcome if outcome == "reached" else "", ended=True)
+            self._save(outcome if outcome == "reached" else "", ended=True, last=True)
         pilot, training = self._pilot, self._training
-        return RunResult(
-            outcome, self._score, training.samples, training.steps, pilot.elapsed_s, pilot.energy_j, self._folder
-        )
+        took = training.samples, training.steps, pilot.elapsed_s, pilot.energy_j
+        return RunResult(outcome, self._score, *took, self._folder, self._best)
 
     def _step(self) -> None:
         pilot, training = self._pilot, self._training
@@ -136,7 +140,7 @@ class _Loop:
             pilot.saw_gradients(*pair)
         pilot.stepped(training.batch_size, self._latest_loss.of(loss))
 
-    def _learn(self) -> torch.Tensor:
+    def _learn(self) -> Any:
         batch = self._training.fetch()
         with self._guard.changing():
             loss = self._training.learn(batch)
@@ -154,6 +158,8 @@ class _Loop:
                 return "diverged"  # whatever its score would be
             if self._test():
                 return "reached"
+            if self._training.samples - self._best_samples >= self._training.job.patience_samples:
+                return "plateau"
         if not is_limit and not is_spent:
             return ""
         if not self._training.is_finite():
@@ -186,10 +192,14 @@ class _Loop:
         # Random numbers that a test draws are not missing in the training, where it is cut short and done again.
         with pilot.testing() as tested, torch.random.fork_rng(devices):
             self._score = score = call_job(training.batch_size, lambda: training.evaluate(tested, size))
+            training.scored(score)
+            if math.isfinite(score) and training.job.is_better(score, self._best):
+                self._best, self._best_samples = score, training.samples
+                self._keep_best()
         self._evaluated_samples = training.samples
         took_s = pilot.elapsed_s - begin_s
         self._next_test_s = pilot.elapsed_s + took_s * (1 / self._test_share - 1)
-        pilot.scored(score, training.job.target, took_s)
+        pilot.scored(score, training.job.target if training.job.has_target else None, took_s)
         return training.job.reached(score)
 
     def _say_diverged(self) -> None:
@@ -199,7 +209,19 @@ class _Loop:
             text += f" The last good checkpoint, of {self._saved_samples:,} samples, is {path}."
         self._pilot.note("warning", f"{text} Train with a lower learning rate, or look for what is odd in the data.")
 
-    def _save(self, done: str = "", *, ended: bool = False) -> None:
+    def _keep_best(self) -> None:
+        if self._folder is not None:
+            with self._disk_may_fail("best model"):
+                checkpoint.save_model(self._folder / checkpoint.BEST, self._training.model)
+
+    @contextlib.contextmanager
+    def _disk_may_fail(self, what: str) -> Iterator[None]:
+        try:
+            yield
+        except (OSError, RuntimeError) as exc:  # PyTorch makes some of the first into the second
+            self._pilot.note("warning", f"No {what} could be written ({getattr(exc, 'strerror', None) or exc}).")
+
+    def _save(self, done: str = "", *, ended: bool = False, last: bool = False) -> None:
         """Write a checkpoint, but none of a model that has diverged, or may have; a full disk ends no training."""
         if self._folder is None:
             return
@@ -208,14 +230,21 @@ class _Loop:
             return
         pilot = self._pilot
         progress = Progress(
-            pilot.workload.id, pilot.elapsed_s, pilot.energy_j, pilot.share, self._evaluated_samples, self._score, done
+            pilot.workload.id,
+            pilot.elapsed_s,
+            pilot.energy_j,
+            pilot.share,
+            self._evaluated_samples,
+            self._score,
+            done,
+            self._best,
+            self._best_samples,
         )
-        try:
-            with pilot.moving_state():
-                checkpoint.save(self._folder, self._training, progress)
+        with self._disk_may_fail("checkpoint"), pilot.moving_state():
+            checkpoint.save(self._folder, self._training, progress)
             self._saved_samples = self._training.samples
-        except (OSError, RuntimeError) as exc:  # PyTorch makes some of the first into the second
-            pilot.note("warning", f"No checkpoint could be written ({getattr(exc, 'strerror', None) or exc}).")
+            if last:
+                checkpoint.save_model(self._folder / checkpoint.LAST, self._training.model)
 
 
 class StepGuard:

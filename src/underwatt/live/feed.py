@@ -156,10 +156,13 @@ class _Mark(NamedTuple):
     recent_s: float
     whole_s: float
     width_s: float
+    scores: tuple[int, int]
+    course: tuple[int, int]
 
     @classmethod
     def of(cls, view: RunView) -> _Mark:
-        return cls(view, view.entry_count, *view.trace.newest_s(), view.trace.width_s)
+        trace = view.trace
+        return cls(view, view.entry_count, *trace.newest_s(), trace.width_s, view.scores.mark, view.course.mark)
 
 
 class Feed:
@@ -202,7 +205,7 @@ class Feed:
             return None
         mark, view = self._marks.get(since), self.reader.view
         if mark is None or mark.view is not view:
-            since, mark = 0, _Mark(view, 0, -math.inf, -math.inf, view.trace.width_s)
+            since, mark = 0, _Mark(view, 0, -math.inf, -math.inf, view.trace.width_s, (0, 0), (0, 0))
         if since not in self._answers:
             trace = view.trace
             content = {
@@ -212,6 +215,8 @@ class Feed:
                 "recent": trace.recent(mark.recent_s),
                 "width_s": trace.width_s,
                 "whole": trace.whole(mark.whole_s if mark.width_s == trace.width_s else -math.inf),
+                "scores": view.scores.since(mark.scores),
+                "course": view.course.since(mark.course),
                 "entries": [entry for entry in view.entries if entry["number"] > mark.entry],
             }
             self._answers[since] = json.dumps(to_json(content), separators=(",", ":")).encode()

@@ -215,10 +215,42 @@ class FoldedPower:
                 self._append(item)
 
 
+class Thinned:
+    """Rows in the order of time, of which every other one goes where there are too many; each row begins with it."""
+
+    def __init__(self, most: int = 400) -> None:
+        self.rows: list[Row] = []
+        self.cuts = 0  # how often rows have gone: then a reader has to take all of them
+        self._most, self._apart_s = most, 0.0
+
+    def add(self, row: Row) -> None:
+        """Take in a row, unless it is too near to the one before it to be seen."""
+        last_s = self.rows[-1][0] if self.rows else None
+        if last_s is not None and (row[0] or 0.0) < last_s + self._apart_s:
+            return
+        self.rows.append(row)
+        if len(self.rows) > self._most:
+            self.rows = self.rows[::2]
+            self.cuts += 1
+            self._apart_s = ((self.rows[-1][0] or 0.0) - (self.rows[0][0] or 0.0)) / self._most
+
+    @property
+    def mark(self) -> tuple[int, int]:
+        """How far the rows go now."""
+        return self.cuts, len(self.rows)
+
+    def since(self, mark: tuple[int, int]) -> dict[str, Any]:
+        """The rows after a mark, and whether they are all that there are."""
+        whole = mark[0] != self.cuts
+        return {"whole": whole or not mark[1], "rows": self.rows if whole else self.rows[mark[1] :]}
+
+
+SPEED_S = 10.0  # over which samples a second are counted, pauses and tests included
 ENTRIES = 200
 STALE_S = 5.0  # watts that were read longer ago are not those of now: the sensor is lost
 STATES = ("searching", "holding", "correcting", "restoring")
 _CARRIED = ("steps", "samples", "loss", "step_s", "energy_j", "time_left_s", "gap_share", "batch_size", "share")
+_LAST = ("loss", "step_s", "gap_share")  # of them, what an end does not say
 _UNITS = {"cpu_cores": "", "cpu_mhz": "MHz", "gpu_mhz": "MHz", "mem_mhz": "MHz", "power_limit_w": "W"}
 _KNOBS = {"cpu_cores": "CPU cores", "cpu_mhz": "CPU", "gpu_mhz": "GPU", "mem_mhz": "Memory", "power_limit_w": "Limit"}
 
@@ -231,6 +263,9 @@ class RunView:
         self.facts: dict[str, Any] = {"phase": "waiting", "at_s": 0.0, "measured": 0, "asked": None}
         self.entries: deque[dict[str, Any]] = deque(maxlen=ENTRIES)
         self.entry_count = 0
+        self.scores = Thinned()  # when, score
+        self.course = Thinned()  # when, samples a second, GPU clock or power limit, temperature
+        self._told: deque[tuple[float, int]] = deque()  # when there were how many samples, of the last seconds
         self.unreadable = 0  # lines that make no sense
 
     def apply(self, event: events.Line | InputError) -> None:
@@ -253,6 +288,8 @@ class RunView:
 
     def _enter(self, at_s: float, kind: str, level: str, text: str) -> None:
         self.entry_count += 1
+        if kind == events.Scored.kind and self.entries and self.entries[-1]["kind"] == kind:
+            self.entries.pop()  # the newest of them says it all, and a chart shows the others
         self.entries.append({"number": self.entry_count, "at_s": at_s, "kind": kind, "level": level, "text": text})
 
     def ask(self, budget: str) -> None:
@@ -295,15 +332,34 @@ class RunView:
                 facts["measured"] += 1
             case events.Planned():
                 facts["reason"] = event.reason
-            case events.Progressed() if facts["phase"] != "ended":  # that of the last hour is read after the log
-                facts |= {name: to_json(getattr(event, name)) for name in _CARRIED}
-                facts |= {"phase": "running", "state": event.state}
+            case events.Progressed():
+                self._follow_course(event)
+                is_over = facts["phase"] == "ended"  # what was told in the last hour is read after the log
+                facts |= {name: to_json(getattr(event, name)) for name in (_LAST if is_over else _CARRIED)}
+                if not is_over:
+                    facts |= {"phase": "running", "state": event.state, "verdict": _verdict(event)}
             case events.Scored():
+                self.scores.add([event.at_s, to_json(event.value)])
                 facts |= {"score": to_json(event.value), "target": event.target}
             case events.Noted(level="warning"):
                 facts["warning"] = {"text": event.text, "at_s": event.at_s}
             case events.Ended():
                 self._end(event)
+
+    def _follow_course(self, event: events.Progressed) -> None:
+        told = self._told
+        if told and (event.samples < told[-1][1] or event.at_s <= told[-1][0]):  # it went on from a checkpoint
+            told.clear()
+        told.append((event.at_s, event.samples))
+        while len(told) > 2 and told[1][0] <= event.at_s - SPEED_S:
+            told.popleft()
+        (from_s, before), (until_s, now) = told[0], told[-1]
+        speed = (now - before) / (until_s - from_s) if until_s > from_s else None
+        running = event.running
+        clock = None if running is None else running.gpu_mhz or running.power_limit_w
+        self.facts |= {"samples_s": speed, "temperature_c": event.temperature_c}
+        self.facts["clock"] = None if running is None else "GPU clock, MHz" if running.gpu_mhz else "Power limit, W"
+        self.course.add([event.at_s, speed, clock, event.temperature_c])
 
     def _start(self, event: events.Started) -> None:
         self.facts |= {
@@ -335,8 +391,18 @@ class RunView:
         for name in ("energy_j", "score"):
             if (value := to_json(getattr(event, name))) is not None:
                 self.facts[name] = value
+        if event.verdict is not None:
+            self.facts["verdict"] = _verdict(event)
         end = {"outcome": event.outcome, "restored": event.restored, "error": event.error, "words": _ended(event)}
         self.facts |= {"phase": "ended", "end": end, "time_left_s": None, "asked": None}
+
+
+def _verdict(event: events.Progressed | events.Ended) -> dict[str, Any] | None:
+    """What the run says of its own budget so far; nothing while no watts are bounded."""
+    said = event.verdict
+    if said is None or said.judgement is events.Judgement.UNBOUNDED:
+        return None
+    return {"held": said.held, "over_s": said.over_s, "words": str(said)}
 
 
 def _shown_setting(setting: Setting) -> dict[str, Any]:

@@ -55,6 +55,7 @@ GROWTH, DECLINE = 0.8, 0.2
 # While the budget must hold, nothing is tried that may draw more by this share for the moment in which that is seen
 # (nothing at all for a bound on peaks); so many standard deviations above what is predicted.
 TRIED_ABOVE, SURE, SURE_OF_PEAK = 0.08, 2.0, 3.0
+GLIMPSE = 1  # steps of what was given up after a moment: more than no measurement, and less than any other
 LEAST_STRIDE = 0.05  # log units, of all knobs together: less is no step towards a better setting
 LEAST_DOUBT = 0.025  # of log peak watts: a few measurements make a prediction look surer than it is
 # A measurement this far from what was predicted, in logs and in standard deviations, may be of a device that changed.
@@ -173,9 +174,9 @@ class Search:
         if not len(rows_of(self.problem.candidates, measurement.setting)):
             return
         same = [known for known in self.measurements if known.setting == measurement.setting]
-        if measurement.steps == 1 and same:
+        if measurement.steps == GLIMPSE and same:
             return
-        if any(known.steps == 1 for known in same):
+        if any(known.steps == GLIMPSE for known in same):
             self._forget(measurement.setting)
         self._made.append(measurement)
         self._note(measurement)
@@ -303,6 +304,9 @@ class Search:
         most_log_w = float(outlook.log_drawn_w[least]) + NEAR_LOWEST
         if any(math.log(self.problem.budget.drawn_w(known)) <= most_log_w for known in self.measurements):
             return None
+        doubt = SURE_OF_PEAK * max(float(outlook.drawn_std[least]), LEAST_DOUBT)
+        if float(outlook.log_drawn_w[least]) - doubt > self._most_log_w:
+            return None  # far above: a try would tell nothing
         return int(np.argmin(np.where(outlook.log_drawn_w <= most_log_w, prediction.log_step_s, np.inf)))
 
     def _next(

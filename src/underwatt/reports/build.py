@@ -15,8 +15,8 @@ from underwatt.events import Planned
 from underwatt.predict.base import Z90
 from underwatt.reports.figures import Checked, Convergence, Decision, Measurements, Missing, Parity, Report, Title
 from underwatt.reports.plan_figures import decide, energy_by_setting, front_figure, heat_maps, make_plan
-from underwatt.reports.run_figures import energy_figures, happened, trace_figure
-from underwatt.reports.words import duration, figures, percent
+from underwatt.reports.run_figures import along_figure, energy_figures, happened, levels_figure, trace_figure
+from underwatt.reports.words import duration, figures, percent, set_command
 from underwatt.rivals.validate import hold_back, judge
 
 if TYPE_CHECKING:
@@ -122,7 +122,8 @@ def build_report(
     found: dict[str, Any] = {}
     if planned is not None:
         sentence, key_figures = decide(planned, None if isinstance(curve, RelativeCurve) else curve.target)
-        found["decision"] = Decision(sentence, planned.reason, key_figures)
+        command = set_command(profile.device, planned.chosen.setting.mode)
+        found["decision"] = Decision(sentence, planned.reason, key_figures, command)
         found["front"] = front_figure(planned)
         found["time_map"], found["power_map"] = heat_maps(planned) or (None, None)
         found["energy_by_setting"] = energy_by_setting(planned, found["front"])
@@ -231,7 +232,8 @@ def _of_run(
         return {}
     expected_j = planned.chosen.energy_j.expected if planned is not None and planned.per == "target" else None
     over_time, spent = energy_figures(record, expected_j, budget) or (None, None)
-    return {"trace": trace, "energy_over_time": over_time, "energy_spent": spent}
+    shown = {"trace": trace, "energy_over_time": over_time, "energy_spent": spent}
+    return shown | {"along": along_figure(record), "levels": levels_figure(record)}
 
 
 def _assumptions(

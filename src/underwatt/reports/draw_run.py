@@ -21,14 +21,32 @@ from underwatt.reports.draw_plan import (
     points,
     quantity,
 )
-from underwatt.reports.words import bound, counted, duration, energy, energy_unit, figures, time_unit, watts
+from underwatt.reports.words import (
+    KNOB_NAMES,
+    bound,
+    counted,
+    duration,
+    energy,
+    energy_unit,
+    figures,
+    time_unit,
+    watts,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from underwatt.records import Setting
     from underwatt.reports.draw_plan import Drawing
-    from underwatt.reports.figures import Checked, Convergence, EnergyBySetting, EnergyOverTime, EnergySpent, PowerTrace
+    from underwatt.reports.figures import (
+        Along,
+        Checked,
+        Convergence,
+        EnergyBySetting,
+        EnergyOverTime,
+        EnergySpent,
+        PowerTrace,
+    )
 
 
 MOST_BARS = 10
@@ -66,6 +84,40 @@ def draw_trace(trace: PowerTrace) -> Drawing:
         yaxis=axis(quantity("Power", "W", simulated=trace.simulated), rangemode="tozero"),
         annotations=labels,
     )
+
+
+def draw_along(found: Along) -> dict[str, tuple[str, Drawing]]:
+    """Score, speed, clock and temperature over time, by name: what each says, and its drawing."""
+    curves = {
+        "score": ("Score on held-out data", found.score_at_s, found.scores),
+        "speed": ("Samples a second", found.at_s, found.samples_a_second),
+        "clock": (KNOB_NAMES.get(found.clock, ""), found.clock_at_s, found.clock_values),
+        "temperature": ("Temperature (°C)", found.temperature_at_s, found.temperature_c),
+    }
+    unit_s, unit = time_unit(found.end_s)
+    drawn = {}
+    for name, (says, at_s, values) in curves.items():
+        if not values:
+            continue
+        curve = _over_time(at_s, values, unit_s)
+        curve |= {"mode": "lines+markers"} if name == "score" else {}
+        curve["line"] |= {"shape": "hv"} if name == "clock" else {}
+        aims = [] if found.target is None or name != "score" else [found.target]
+        drawn[name] = (
+            says,
+            drawing(
+                [curve],
+                height=210,
+                xaxis=axis(quantity("Time", unit, simulated=found.simulated), range=[0, found.end_s / unit_s]),
+                yaxis=axis(says, **({} if name in ("score", "temperature") else {"rangemode": "tozero"})),
+                shapes=[dashed(y=aim, color=QUIET) for aim in aims],
+                annotations=[
+                    label(f"target {aim:g}", 0, aim, xref="paper", xanchor="left", yanchor="bottom", xshift=4)
+                    for aim in aims
+                ],
+            ),
+        )
+    return drawn
 
 
 def draw_energy(found: EnergyOverTime) -> Drawing:

@@ -56,6 +56,7 @@ class Decision:
     sentence: str
     reason: str
     key_figures: tuple[KeyFigure, ...]
+    command: str = ""  # that sets it by hand
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,6 +186,46 @@ class PowerTrace:
 
 
 @dataclass(frozen=True, slots=True)
+class Along:
+    """A run as it went, beside its watts: scores, samples a second with all pauses counted, clock and temperature."""
+
+    simulated: bool
+    end_s: float
+    score_at_s: Floats
+    scores: Floats
+    target: float | None
+    at_s: Floats
+    samples_a_second: Floats
+    clock: str  # the knob that is shown; empty where no clock was read
+    clock_at_s: Floats
+    clock_values: Floats
+    temperature_at_s: Floats
+    temperature_c: Floats
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class Level:
+    """What was done at one level of the budget, over all the time that it held."""
+
+    allowed: str
+    time_s: float
+    setting: Setting  # the one that was held longest
+    share: float  # of the time, that it was in use
+    samples_a_second: float
+    power_w: float
+    command: str  # that sets its mode by hand
+
+
+@dataclass(frozen=True, slots=True)
+class Levels:
+    """The decision for each level of a budget that changed."""
+
+    rows: tuple[Level, ...]
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
 class EnergyOverTime:
     """Energy spent as a run went on, and what the plan expected of the whole of it."""
 
@@ -245,6 +286,8 @@ class Report:
     convergence: Convergence | None = None
     parity: Parity | None = None
     trace: PowerTrace | None = None
+    along: Along | None = None
+    levels: Levels | None = None
     energy_over_time: EnergyOverTime | None = None
     energy_spent: EnergySpent | None = None
     energy_by_setting: EnergyBySetting | None = None

@@ -24,12 +24,14 @@ if TYPE_CHECKING:
     from underwatt.records import Measurement
     from underwatt.reports.draw_plan import Drawing
     from underwatt.reports.figures import (
+        Along,
         Convergence,
         EnergyBySetting,
         EnergyOverTime,
         EnergySpent,
         Front,
         HeatMap,
+        Levels,
         Measurements,
         Other,
         Parity,
@@ -76,6 +78,8 @@ def sections_of(report: Report) -> tuple[Section, ...]:
         None if report.convergence is None else _convergence(report.convergence),
         None if report.parity is None else _parity(report.parity, simulated),
         None if report.trace is None else _trace(report.trace),
+        None if report.along is None else _along(report.along),
+        None if report.levels is None else _levels(report.levels),
         _energy(report),
         None if report.energy_by_setting is None else _energy_by_setting(report.energy_by_setting),
     ]
@@ -167,6 +171,33 @@ def _trace(trace: PowerTrace) -> Section:
     return Section("trace", "Power against the budget", trace.message, (plot,), key=key, data=trace_table(trace))
 
 
+def _along(along: Along) -> Section:
+    drawn = draw_run.draw_along(along)
+    plots = tuple(Plot(f"plot-along-{name}", f"{says} over time.", drawing) for name, (says, drawing) in drawn.items())
+    scores = zip(along.score_at_s, along.scores, strict=True)
+    rows = [(duration(at_s), f"{score:.4g}") for at_s, score in scores]
+    data = _some("Scores", ("at", "score"), rows) if rows else ""
+    return Section("along", "The training as it went", along.message, plots, side_by_side=True, data=data)
+
+
+def _levels(levels: Levels) -> Section:
+    rows = [
+        (
+            level.allowed,
+            duration(level.time_s),
+            str(level.setting),
+            f"{100 * level.share:.0f}%",
+            figures(level.samples_a_second),
+            watts(level.power_w),
+            level.command or "–",
+        )
+        for level in levels.rows
+    ]
+    headings = ("allowed", "for", "setting", "of the time", "samples/s", "mean power", "to set it by hand")
+    shown = table("The decision for each level of the budget", headings, rows, whole=True)
+    return Section("levels", "By level of the budget", levels.message, shown=shown)
+
+
 def _energy(report: Report) -> Section | None:
     over_time, spent = report.energy_over_time, report.energy_spent
     if over_time is None:
@@ -247,11 +278,15 @@ def _header(report: Report) -> str:
         text += (
             f'<section aria-labelledby="decision"><h2 id="decision" class="quiet">The decision</h2>\n'
             f'<p class="decision">{escape(decision.sentence)}</p>\n{happened}<dl class="figures">{key_figures}</dl>\n'
-            f'<p class="why">Why: {escape(decision.reason)}</p></section>\n'
+            f'<p class="why">Why: {escape(decision.reason)}</p>{_by_hand(decision.command)}</section>\n'
         )
     else:
         text += happened
     return f"{text}</header>\n"
+
+
+def _by_hand(command: str) -> str:
+    return f'<p class="why">To set it by hand: <code>{escape(command)}</code></p>' if command else ""
 
 
 def _contents(sections: tuple[Section, ...]) -> str:

@@ -11,10 +11,20 @@ import numpy as np
 
 from underwatt.budget import Budget, parse_budget
 from underwatt.errors import InputError
-from underwatt.events import BudgetChanged, Ended, Measured, Noted, Planned, Resumed, Scored, SettingChanged
+from underwatt.events import (
+    BudgetChanged,
+    Ended,
+    Measured,
+    Noted,
+    Planned,
+    Progressed,
+    Resumed,
+    Scored,
+    SettingChanged,
+)
 from underwatt.measure.steady import SENSOR_LAG_S
 from underwatt.records import Profile, to_json
-from underwatt.reports.figures import Change, EnergyOverTime, EnergySpent, PowerTrace, Share
+from underwatt.reports.figures import Along, Change, EnergyOverTime, EnergySpent, Level, Levels, PowerTrace, Share
 from underwatt.reports.words import (
     allowed,
     bound,
@@ -25,6 +35,7 @@ from underwatt.reports.words import (
     listed,
     mean_power,
     percent,
+    set_command,
     watts,
 )
 from underwatt.runlog.run_record import TOLERANCE
@@ -40,11 +51,14 @@ if TYPE_CHECKING:
 
 MOST_POINTS, MOST_STRETCHES, MOST_ENERGY_POINTS = 4000, 240, 400  # of a drawing
 MOST_LEVELS = 4  # of the budget that are told one by one
+MOST_ALONG = 400  # points of a curve beside the watts
+SHOWN_CLOCKS = ("gpu_mhz", "power_limit_w", "cpu_mhz")  # the first that there is
 # What a run did in the end, by the outcome in its log.
 OUTCOMES = {
     "reached": "reached its target",
     "finished": "finished",
     "limit": "ended at its limit, before the target",
+    "plateau": "ended on a plateau, before the target",
     "interrupted": "was interrupted",
     "failed": "failed",
     "energy spent": "ended because its energy was spent",
@@ -169,6 +183,10 @@ def _trace_message(record: RunRecord, windows_s: tuple[float, ...]) -> str:
     if not windows_s:
         return text
     over, energy_over_j = tally.readings_over / tally.readings, tally.energy_over_j
+    together = energy(energy_over_j) if energy_over_j else "0 J"
+    singly = f"{figures(100 * over, 2)}% of all single readings lie above the line, by {together} together."
+    if record.said is not None:
+        return f"{record.said} {text} {singly}"
     ways = [f"means over {window_s:g} s" if window_s else "single readings" for window_s in windows_s]
     judged = f"Of {duration(verdict.bounded_s)} under a budget, {duration(verdict.judged_s)} were judged"
     more = f"more than {percent(TOLERANCE)}"
@@ -184,10 +202,7 @@ def _trace_message(record: RunRecord, windows_s: tuple[float, ...]) -> str:
     if verdict.judged_s < verdict.bounded_s:
         within = f"within {SENSOR_LAG_S:g} s of a change of setting or budget"
         lag = f" Not judged are readings that came down {within}: the sensor averages."
-    return (
-        f"{text} {held}.{lag} {figures(100 * over, 2)}% of all single readings lie above the line, by "
-        f"{energy(energy_over_j) if energy_over_j else '0 J'} together."
-    )
+    return f"{text} {held}.{lag} {singly}"
 
 
 def spent(record: RunRecord) -> tuple[float, float]:
@@ -216,6 +231,92 @@ def _changes(record: RunRecord) -> tuple[Change, ...]:
                 continue
         found.append(Change(event.at_s, *told))
     return tuple(found)
+
+
+def along_figure(record: RunRecord) -> Along | None:
+    """Scores, speed, clock and temperature of a run over time; nothing where it told nothing of them."""
+    told, tests = record.of(Progressed), record.of(Scored)
+    rows = np.unique(np.linspace(0, len(told) - 1, min(len(told), MOST_ALONG)).round().astype(int)) if told else ()
+    shown = [told[row] for row in rows]
+    pairs = [(one, next_one) for one, next_one in pairwise(shown) if next_one.at_s > one.at_s]
+    if not pairs and not tests:
+        return None
+    # What a resumed run had lost was trained twice: it counts for none.
+    speeds = [max(0, after.samples - before.samples) / (after.at_s - before.at_s) for before, after in pairs]
+    running = [(one.at_s, one.running.knobs()) for one in shown if one.running is not None]
+    clock = next((name for name in SHOWN_CLOCKS if any(name in knobs for _, knobs in running)), "")
+    clocks = [(at_s, float(knobs[clock])) for at_s, knobs in running if clock in knobs]
+    warm = [(one.at_s, one.temperature_c) for one in shown if one.temperature_c is not None]
+    finite = [test for test in tests if math.isfinite(test.value)]
+    return Along(
+        record.start.simulated,
+        max(told[-1].at_s if told else 0.0, tests[-1].at_s if tests else 0.0),
+        tuple(test.at_s for test in finite),
+        tuple(test.value for test in finite),
+        record.start.target,
+        tuple(after.at_s for _, after in pairs),
+        _plain(np.array(speeds)),
+        clock,
+        tuple(at_s for at_s, _ in clocks),
+        tuple(value for _, value in clocks),
+        tuple(at_s for at_s, _ in warm),
+        tuple(degrees_c for _, degrees_c in warm),
+        _along_message(record, finite),
+    )
+
+
+def _along_message(record: RunRecord, tests: list[Scored]) -> str:
+    samples = (
+        record.end.samples if record.end is not None else max((p.samples for p in record.of(Progressed)), default=0)
+    )
+    text = (
+        f"{counted(samples, 'sample')}, {figures(samples / max(spent(record)[1], 1e-9))} a second, all pauses counted."
+    )
+    if not tests:
+        return text
+    aim, last = record.start.target, tests[-1]
+    rises = (last.value if aim is None else aim) >= tests[0].value
+    best = max(tests, key=lambda test: test.value if rises else -test.value)
+    reached = "" if aim is None else f" (target {aim:g})"
+    return (
+        f"{text} The best of {counted(len(tests), 'score')} was {best.value:.4g}{reached}, after {duration(best.at_s)}."
+    )
+
+
+def levels_figure(record: RunRecord) -> Levels | None:
+    """What was done at each level of the budget; nothing where there was but one."""
+    budgets, settings, told = record.of(BudgetChanged), record.of(SettingChanged), record.of(Progressed)
+    names = [allowed(one) for one in budgets]
+    if len(set(names)) < 2 or not settings:
+        return None
+    end_s = max(spent(record)[1], record.events[-1].at_s)
+    edges = sorted({*(one.at_s for one in budgets), *(one.at_s for one in settings), end_s})
+    edges_s = np.array([edge for edge in edges if edge <= end_s])
+    joules = np.interp(edges_s, record.points.at_s, np.cumsum(record.points.energy_j)) if len(record.points.at_s) else 0
+    samples = np.interp(edges_s, [p.at_s for p in told], [p.samples for p in told]) if told else np.zeros(len(edges_s))
+    pieces = np.diff([edges_s, joules + np.zeros(len(edges_s)), samples]).T
+    held: dict[str, dict[Setting, Floats]] = {}
+    longest: dict[str, dict[Setting, float]] = {}
+    for begin_s, piece in zip(edges_s, pieces, strict=False):
+        budget = [name for name, one in zip(names, budgets, strict=True) if one.at_s <= begin_s]
+        setting = [one for one in settings if one.at_s <= begin_s]
+        if not budget or not setting:
+            continue
+        name, used = budget[-1], setting[-1]
+        of_level = held.setdefault(name, {})
+        of_level[used.setting] = of_level.get(used.setting, np.zeros(3)) + piece
+        weight = piece[0] * (1.0 if used.state != "searching" else 1e-3)  # what was only tried is no decision
+        longest.setdefault(name, {})[used.setting] = longest.get(name, {}).get(used.setting, 0.0) + weight
+    rows = []
+    for name, of_level in held.items():
+        chosen = max(longest[name], key=lambda one: longest[name][one])
+        whole_s, level_j, level_samples = sum(of_level.values(), np.zeros(3)).tolist()
+        if whole_s <= 0:
+            continue
+        share, command = of_level[chosen][0] / whole_s, set_command(record.start.device, chosen.mode)
+        rows.append(Level(name, whole_s, chosen, share, level_samples / whole_s, level_j / whole_s, command))
+    text = f"The budget had {counted(len(rows), 'level')}; this was held longest at each."
+    return Levels(tuple(rows), text) if len(rows) > 1 else None
 
 
 def energy_figures(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shlex
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -10,6 +11,7 @@ if TYPE_CHECKING:
 
     from underwatt.events import BudgetChanged
     from underwatt.planning.choice import Interval
+    from underwatt.records import DeviceInfo, PowerMode
 
 SHORTEST_S = 5.0  # of a run whose watts mean something: sensors follow within about 2 s
 KNOB_NAMES = {
@@ -19,6 +21,14 @@ KNOB_NAMES = {
     "mem_mhz": "memory clock (MHz)",
     "power_limit_w": "power limit (W)",
 }
+
+
+def set_command(device: DeviceInfo, mode: PowerMode) -> str:
+    """The command that sets a mode by hand; none for a device that lives and dies with one process."""
+    if device.in_process or not mode.knobs():
+        return ""
+    knobs = [part for name, value in mode.knobs().items() for part in (f"--{name.replace('_', '-')}", f"{value:g}")]
+    return shlex.join(["underwatt", "set", "--device", device.address, *knobs])
 
 
 def figures(value: float, digits: int = 3) -> str:

@@ -238,6 +238,29 @@ class Store:
         with self._reading() as connection:
             return _select_plans(connection)
 
+    def delete(self, what: str) -> str:
+        """Remove a profile by its number, a plan by ``plan:NUMBER``, or a workload's convergence runs by its id.
+
+        Gives in words what is gone.
+        """
+        with self._writing() as connection:
+
+            def gone(sql: str, key: str) -> int:
+                return connection.execute(sql, (key,)).rowcount
+
+            if what.isdecimal():
+                made = gone("DELETE FROM measurements WHERE profile_id = ?", what)
+                found = gone("DELETE FROM profiles WHERE id = ?", what)
+                words = f"profile {what} with {made} measurements" if found else ""
+            elif what.startswith("plan:"):
+                words = what if gone("DELETE FROM plans WHERE id = ?", what.removeprefix("plan:")) else ""
+            else:
+                made = gone("DELETE FROM convergence_runs WHERE workload_id = ?", what)
+                words = f"{made} convergence runs" if made else ""
+        if not words:
+            raise InputError(f"There is no {what!r} in this store.", hint="`underwatt store ls` lists what there is.")
+        return words
+
     def plan(self, plan_id: int) -> KeptPlan:
         """One plan by its number."""
         for kept in self.plans():

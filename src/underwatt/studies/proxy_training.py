@@ -20,8 +20,9 @@ from underwatt.errors import JobError
 from underwatt.jobs._torch import torch
 from underwatt.jobs.data import train_and_test
 from underwatt.jobs.faults import call_job
+from underwatt.jobs.gradient_watch import GradientWatch
 from underwatt.jobs.job import Effort
-from underwatt.jobs.training import GradientWatch, Training
+from underwatt.jobs.training import Training
 from underwatt.records import ConvergenceRun
 
 if TYPE_CHECKING:
@@ -94,6 +95,7 @@ def _train(
             while training.samples < until_samples:
                 loss = training.step()
             score = training.evaluate()
+            training.scored(score)
             scores.append((training.samples, score))
             on_score(training.samples, score)
             if job.reached(score):

@@ -1,6 +1,6 @@
 // Asks once a second what changed in the run, and sends a new budget.
 
-import { PowerChart } from "./chart.js";
+import { PowerChart, SmallChart } from "./chart.js";
 import { bannerOf, showFacts } from "./facts.js";
 import { budget, clock } from "./format.js";
 
@@ -11,7 +11,11 @@ const ASK_AGAIN_MS = 2000; // after no answer
 const LONGEST_MS = 10000;
 const at = (id) => document.getElementById(id);
 const chart = new PowerChart(at("chart"), at("readout"));
+const small = Object.fromEntries(["score", "speed", "clock", "temperature"].map((name) => [name,
+  new SmallChart(at(`${name}-chart`))]));
 const state = {
+  scores: [],
+  course: [],
   number: 0, // of the update that is shown
   facts: null,
   recent: [],
@@ -41,16 +45,22 @@ function take(content) {
     facts,
     recent: recent.filter((row) => row[0] > newest - RECENT_S),
     whole: { width_s, rows: joined(wider ? [] : state.whole.rows, content.whole) },
+    scores: added(state.scores, content.scores),
+    course: added(state.course, content.course),
   });
   addEntries(content.entries, everything);
   render();
 }
+
+const added = (rows, news) => (news.whole ? news.rows : rows.concat(news.rows));
 
 function addEntries(entries, everything) {
   const list = at("entries");
   if (everything) list.replaceChildren();
   const newest = Number(list.firstElementChild?.dataset.number ?? 0);
   for (const entry of entries.filter((one) => one.number > newest)) {
+    // Of scores that follow each other the newest stands for all.
+    if (entry.kind === "score" && list.firstElementChild?.dataset.kind === "score") list.firstElementChild.remove();
     const item = document.createElement("li");
     Object.assign(item.dataset, { number: entry.number, kind: entry.kind, level: entry.level });
     const [when, kind, text] = ["time", "span", "span"].map((name) => document.createElement(name));
@@ -74,6 +84,18 @@ function render() {
   const budget_w = state.facts.budget_w ?? null;
   if (recent) chart.show(state.recent, 1, RECENT_S, budget_w);
   else chart.show(state.whole.rows.length ? state.whole.rows : state.recent, state.whole.width_s, 0, budget_w);
+  showCourse(chart.span);
+}
+
+// What goes on beside the watts, over the same time.
+function showCourse([begin, until]) {
+  const { scores, course, facts } = state;
+  const end = Math.max(until, facts.at_s);
+  at("clock-title").textContent = facts.clock ?? "Clock";
+  small.score.show(scores.map(([when, value]) => [when, value]), begin, end, { aim: facts.target ?? null });
+  small.speed.show(course.map((row) => [row[0], row[1]]), begin, end, { zero: true });
+  small.clock.show(course.map((row) => [row[0], row[2]]), begin, end);
+  small.temperature.show(course.map((row) => [row[0], row[3]]), begin, end);
 }
 
 function showBanner() {

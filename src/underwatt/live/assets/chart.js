@@ -1,6 +1,6 @@
 // Power against the budget as SVG: rows are [at_s, low_w, mean_w, high_w, budget_w or null], one for each bin.
 
-import { clock, watts } from "./format.js";
+import { clock, figure, watts } from "./format.js";
 
 const SPACE = "http://www.w3.org/2000/svg";
 const EDGE = { left: 46, right: 12, top: 14, bottom: 26 };
@@ -32,6 +32,7 @@ export class PowerChart {
     this.width_s = 1;
     this.budget_w = null;
     this.pointed = null;
+    this.span = [0, 1]; // of the time that is shown
     new ResizeObserver(() => this.draw()).observe(svg);
     svg.addEventListener("pointermove", (event) => this.point(event.clientX));
     svg.addEventListener("pointerdown", (event) => this.point(event.clientX));
@@ -40,6 +41,8 @@ export class PowerChart {
 
   show(rows, width_s, span_s, budget_w) {
     Object.assign(this, { rows, width_s, span_s, budget_w });
+    const end = rows.length ? rows.at(-1)[0] + width_s : 1;
+    this.span = [span_s ? Math.max(0, end - span_s) : 0, end];
     this.draw();
   }
 
@@ -57,8 +60,7 @@ export class PowerChart {
       this.svg.replaceChildren(words);
       return;
     }
-    const end = this.rows.at(-1)[0] + this.width_s;
-    const begin = this.span_s ? Math.max(0, end - this.span_s) : 0;
+    const [begin, end] = this.span;
     const top = this.scaleTop();
     this.x = (at_s) => EDGE.left + ((at_s - begin) / (end - begin)) * (width - EDGE.left - EDGE.right);
     this.y = (w) => height - EDGE.bottom - (w / top) * (height - EDGE.top - EDGE.bottom);
@@ -170,5 +172,43 @@ export class PowerChart {
     const allowed = this.rows.at(-1)[4];
     const until = allowed === null ? "" : `, against a budget of ${watts(allowed)} W`;
     return `Power over time: mean ${watts(mean)} W, at most ${watts(most)} W${until}`;
+  }
+}
+
+// One curve over the time of the chart above it: rows are [at_s, value or null].
+export class SmallChart {
+  constructor(svg) {
+    this.svg = svg;
+    new ResizeObserver(() => this.draw()).observe(svg);
+  }
+
+  show(rows, begin, end, { aim = null, zero = false } = {}) {
+    const known = rows.filter((row) => row[1] !== null && row[0] <= end);
+    const first = known.findLastIndex((row) => row[0] <= begin); // what held when this began
+    Object.assign(this, { rows: known.slice(Math.max(0, first)), begin, end, aim, zero });
+    this.draw();
+  }
+
+  draw() {
+    const { width, height } = this.svg.getBoundingClientRect();
+    this.svg.closest(".small").hidden = !this.rows?.length;
+    if (!width || !height || !this.rows?.length) return;
+    this.svg.setAttribute("viewBox", `0 0 ${width} ${height}`);
+    const values = this.rows.map((row) => row[1]).concat(this.aim ?? [], this.zero ? 0 : []);
+    const [low, high] = [Math.min(...values), Math.max(...values)];
+    const room = 0.08 * (high - low) || Math.abs(high) * 0.05 || 1;
+    const x = (at) => 2 + ((Math.max(at, this.begin) - this.begin) / (this.end - this.begin)) * (width - 6);
+    const y = (value) => height - 4 - ((value - low + room) / (high - low + 2 * room)) * (height - 8);
+    const spots = this.rows.map(([at, value]) => `${x(at).toFixed(1)} ${y(value).toFixed(1)}`);
+    const parts = [element("path", { class: "mean", d: `M${spots.join("L")}${spots.length === 1 ? "h1" : ""}` })];
+    if (this.aim !== null) {
+      parts.push(element("path", { class: "budget", d: `M2 ${y(this.aim).toFixed(1)}H${width - 4}` }));
+    }
+    const [last, most] = [this.rows.at(-1), figure(high, 3)];
+    parts.push(element("circle", { class: "dot", cx: x(last[0]), cy: y(last[1]), r: 3.5 }));
+    this.svg.replaceChildren(...parts);
+    const aim = this.aim === null ? "" : `, target ${figure(this.aim)}`;
+    this.svg.setAttribute("aria-label", `Now ${figure(last[1], 3)}, from ${figure(low, 3)} to ${most}${aim}`);
+    this.svg.previousElementSibling.lastElementChild.textContent = `${figure(last[1], 3)}${aim}`;
   }
 }

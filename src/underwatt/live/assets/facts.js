@@ -89,14 +89,14 @@ function showProgress(facts) {
 function showTotals(facts) {
   put("energy", energy(facts.energy_j));
   put("energy-more", known(facts.energy_j) && !energy(facts.energy_j).endsWith(" J") ? `${count(facts.energy_j)} J` : "");
-  const speed = known(facts.step_s) && facts.step_s > 0 ? facts.batch_size / facts.step_s : null;
-  put("speed", speed === null ? "–" : figure(speed, 3));
+  put("speed", known(facts.samples_s) ? count(facts.samples_s) : "–");
   put("speed-more", known(facts.step_s)
-    ? `${figure(1000 * facts.step_s, 3)} ms a step, ${count(facts.samples)} so far` : "");
-  put("over", duration(facts.over_s));
-  at("over").classList.toggle("bad", facts.at_s > 0 && facts.over_s / facts.at_s > 0.01);
+    ? `pauses counted; ${figure(1000 * facts.step_s, 3)} ms a step, ${count(facts.samples)} so far` : "");
+  const verdict = facts.verdict;
+  put("over", duration(verdict ? verdict.over_s : facts.over_s));
+  at("over").classList.toggle("bad", verdict ? verdict.held === false : facts.at_s > 0 && facts.over_s / facts.at_s > 0.01);
   const share = facts.at_s > 0 ? (100 * facts.over_s) / facts.at_s : 0;
-  put("over-more", `${figure(share, 2)}% of the run; whole seconds whose mean is over 2% above, a sensor’s lag after a ` +
+  put("over-more", verdict ? verdict.words : `${figure(share, 2)}% of the run; whole seconds whose mean is over 2% above, a sensor’s lag after a ` +
     "change included. The report leaves that out.");
 }
 
@@ -113,8 +113,9 @@ export function bannerOf(facts, connected) {
   if (facts.phase === "ended") {
     const { outcome, words, restored, error } = facts.end;
     const back = restored ? "The device is as it was before." : "The device was not put back: run underwatt restore.";
-    const good = ["reached", "finished"].includes(outcome) && restored;
-    return [good ? "good" : "bad", `${words}. ${error ? `${error} ` : ""}${back}`];
+    const good = ["reached", "finished"].includes(outcome) && restored && facts.verdict?.held !== false;
+    const kept = facts.verdict ? `${facts.verdict.words} ` : "";
+    return [good ? "good" : "bad", `${kept}${words}. ${error ? `${error} ` : ""}${back}`];
   }
   if (facts.phase === "gone") {
     return ["bad", "The run’s process is gone and did not say how it ended. underwatt restore puts the device back; " +

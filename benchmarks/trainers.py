@@ -1,0 +1,462 @@
+"""Real Trainers of Lightning and Transformers on a virtual Jetson Nano at a tight budget: with and without us.
+
+    python benchmarks/trainers.py --json OUT [--trainers lightning,transformers] [--seeds N] [--first SEED]
+
+Simulated: the board. Real: the trainers, the trainings, their scores, the callback and its search (from nothing, while
+it trains; its computing time is added). Both methods train the same number of epochs from the same weights.
+
+underwatt   the callback, offered batch sizes; every sample of every epoch is counted
+fixed       the trainer's own batch size, the GPU clock as high as the budget allows and all else at its highest: what
+            lowering one clock gives, known beforehand by the board's truth
+fixed-best  the trainer's own batch size in the fastest of all modes that truly keep the budget: what nobody knows
+killed      as ``underwatt``, killed in the middle and gone on with from the last checkpoint: only its samples count
+
+``time_s`` is the device's time when a test of the model first met the target, ``final`` the score after the last epoch.
+The budget lies a fifth of the way from the least to the most watts that the clock alone gives at the own batch size.
+"""
+
+# ruff: noqa: ARG002, D101, D102 - the signatures and names are those of the trainers
+from __future__ import annotations
+
+import argparse
+import logging
+import math
+import statistics
+import sys
+import tempfile
+import time
+import warnings
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "examples"))
+
+import lightning.pytorch as pl
+import transformers
+from lightning.pytorch.callbacks import Callback, ModelCheckpoint
+from torch.utils.data import DataLoader, Dataset
+
+from _table import Column, add_output, as_table, told, write
+from data import digits, grammar_text
+from edge import virtual
+from underwatt.adapters.lightning import LightningCallback
+from underwatt.adapters.transformers import TransformersCallback
+from underwatt.control.controller import Controller
+from underwatt.jobs.cost import count_cost
+from underwatt.jobs.job import Job
+from underwatt.predict.base import SettingArray
+from underwatt.rivals.compare import by_clock_alone
+
+if TYPE_CHECKING:
+    from underwatt.records import PowerMode, WorkloadCost
+
+BOARD, LENGTH = "nano", 32
+METHODS = ("underwatt", "fixed", "fixed-best", "killed")
+
+
+class Numbered(Dataset[dict[str, Any]]):
+    """Samples that bring their own number, which the model counts."""
+
+    def __init__(self, rows: list[dict[str, Any]]) -> None:
+        self.rows = rows
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        return {**self.rows[index], "number": torch.tensor(index)}
+
+
+class Counting(torch.nn.Module):
+    """A network that notes which samples it was trained on, step by step."""
+
+    def __init__(self, net: torch.nn.Module) -> None:
+        super().__init__()
+        self.net, self.seen = net, []
+
+    def forward(self, number: Any = None, labels: Any = None, **inputs: Any) -> Any:
+        if self.training and number is not None and number.device.type != "meta":
+            self.seen.append(number.tolist())
+        found = self.net(**inputs)
+        logits = getattr(found, "logits", found)
+        if logits.dim() == 3:  # a text: each character tells the next one
+            logits, labels = logits[:, :-1], labels[:, 1:]
+        loss = torch.nn.functional.cross_entropy(logits.flatten(0, -2), labels.flatten())
+        right = (logits.argmax(-1) == labels).float().mean()
+        return {"loss": loss, "right": right.expand(len(labels))}
+
+
+def convolutions() -> torch.nn.Module:
+    class Net(torch.nn.Sequential):
+        def forward(self, images: Any) -> Any:
+            return super().forward(images)
+
+    return Net(
+        torch.nn.Conv2d(1, 8, 3, padding=1),
+        torch.nn.ReLU(),
+        torch.nn.MaxPool2d(2),
+        torch.nn.Conv2d(8, 16, 3, padding=1),
+        torch.nn.ReLU(),
+        torch.nn.Flatten(),
+        torch.nn.Linear(16 * 16, 10),
+    )
+
+
+def letters() -> torch.nn.Module:
+    sizes = {"vocab_size": 128, "n_positions": LENGTH, "n_embd": 32, "n_layer": 2, "n_head": 2}
+    return transformers.GPT2LMHeadModel(transformers.GPT2Config(**sizes, bos_token_id=0, eos_token_id=0))
+
+
+def pictures() -> tuple[Numbered, Numbered]:
+    """scikit-learn's digits with much noise on them, a fifth held out: it takes a while to see through."""
+    images, classes = digits()
+    chance = torch.Generator().manual_seed(0)
+    images = images + 0.6 * torch.randn(images.shape, generator=chance)
+    order = torch.randperm(len(images), generator=chance).tolist()
+    rows = [{"images": images[at], "labels": classes[at]} for at in order]
+    return Numbered(rows[len(rows) // 5 :]), Numbered(rows[: len(rows) // 5])
+
+
+def sentences() -> tuple[Numbered, Numbered]:
+    codes = torch.tensor(list(grammar_text(1500, seed=0).encode("ascii")))
+    rows = [{"input_ids": part, "labels": part} for part in codes.split(LENGTH) if len(part) == LENGTH]
+    return Numbered(rows[200:]), Numbered(rows[:200])
+
+
+@dataclass(frozen=True)
+class Case:
+    """A trainer's job: what people would have in their script."""
+
+    trainer: str
+    make: Any
+    data: tuple[Numbered, Numbered]
+    batch_size: int
+    lr: float
+    target: float
+    epochs: int
+    sizes: tuple[int, ...] = (8, 16, 32, 64, 128)
+
+    def cost(self) -> WorkloadCost:
+        """What a step costs, by shapes."""
+        keys = [key for key in self.data[0].rows[0] if key != "labels"]
+
+        def forward(model: Any, batch: Any) -> Any:
+            return model(**{key: batch[key] for key in keys}, labels=batch["labels"])["loss"], None
+
+        rows = self.data[0].rows
+        return count_cost(
+            Job(lambda: Counting(self.make()), rows, target=1.0, forward=forward, loss=lambda one, _: one)
+        )
+
+
+def cases() -> dict[str, Case]:
+    return {
+        "lightning": Case("lightning", convolutions, pictures(), 16, 1e-3, 0.90, 40),
+        "transformers": Case("transformers", letters, sentences(), 8, 1e-3, 0.68, 16),
+    }
+
+
+@dataclass
+class Course:
+    """What a training came to: scores at moments of the device's time."""
+
+    device: Any
+    begun_s: float
+    thought_s: float = 0.0
+    scores: list[tuple[float, float]] = field(default_factory=list)
+
+    def scored(self, score: float) -> None:
+        """The model was tested."""
+        self.scores.append((self.device.clock.now_s() - self.begun_s + self.thought_s, score))
+
+
+class KilledError(Exception):
+    """Stands for a kill: nothing after it is done."""
+
+
+@dataclass
+class Fixed:
+    """The time that steps and tests take on a board at whose setting nothing changes."""
+
+    device: Any
+    cost: WorkloadCost
+
+    def step(self, samples: int) -> None:
+        """A step of the training."""
+        self.device.run_step(self.cost, samples)
+
+    def test(self, samples: int) -> None:
+        """A batch of a test."""
+        self.device.run_step(self.cost.of_test(), samples)
+
+
+class LightningFixed(Callback):
+    def __init__(self, fixed: Fixed) -> None:
+        self.fixed = fixed
+
+    def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
+        self.fixed.step(len(batch["labels"]))
+
+    def on_validation_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, *_: Any) -> None:
+        self.fixed.test(len(batch["labels"]))
+
+
+class TransformersFixed(transformers.TrainerCallback):
+    def __init__(self, fixed: Fixed, samples: int) -> None:
+        self.fixed, self.samples = fixed, samples
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        left = self.samples - args.train_batch_size * (
+            state.global_step % math.ceil(self.samples / args.train_batch_size)
+        )
+        self.fixed.step(min(args.train_batch_size, left))
+
+    def on_prediction_step(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        self.fixed.test(args.eval_batch_size)
+
+
+class Module(pl.LightningModule):
+    def __init__(self, model: Counting, case: Case, course: Course, dies_at: float) -> None:
+        super().__init__()
+        self.model, self.case, self.course, self.dies_at = model, case, course, dies_at
+        self.right: list[Any] = []
+
+    def training_step(self, batch: Any) -> Any:
+        if len(self.model.seen) >= self.dies_at:
+            raise KilledError
+        return self.model(**batch)["loss"]
+
+    def validation_step(self, batch: Any) -> None:
+        self.right.append(self.model(**batch)["right"])
+
+    def on_validation_epoch_end(self) -> None:
+        if not self.trainer.sanity_checking:
+            self.course.scored(float(torch.cat(self.right).mean()))
+        self.right.clear()
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.AdamW(self.parameters(), lr=self.case.lr)
+
+
+def by_lightning(
+    case: Case, model: Counting, ours: Any, course: Course, folder: Path, dies_at: float, *, resume: bool
+) -> None:
+    saving = ModelCheckpoint(folder, every_n_train_steps=50, save_last=True)
+    trainer = pl.Trainer(
+        max_epochs=case.epochs,
+        callbacks=[ours, saving] if math.isfinite(dies_at) or resume else [ours],
+        logger=False,
+        enable_checkpointing=math.isfinite(dies_at) or resume,
+        num_sanity_val_steps=0,
+        accelerator="cpu",
+        enable_progress_bar=False,
+        enable_model_summary=False,
+    )
+    train, test = (DataLoader(part, case.batch_size, shuffle=part is case.data[0]) for part in case.data)
+    again = str(folder / "last.ckpt") if resume else None
+    trainer.fit(Module(model, case, course, dies_at), train, test, ckpt_path=again, weights_only=False)
+
+
+class Noting(transformers.TrainerCallback):
+    def __init__(self, course: Course, model: Counting, dies_at: float) -> None:
+        self.course, self.model, self.dies_at = course, model, dies_at
+
+    def on_step_end(self, *_: Any, **__: Any) -> None:
+        if len(self.model.seen) >= self.dies_at:
+            raise KilledError
+
+    def on_evaluate(self, *_: Any, metrics: Any = None, **__: Any) -> None:
+        self.course.scored(metrics["eval_right"])
+
+
+def by_transformers(
+    case: Case, model: Counting, ours: Any, course: Course, folder: Path, dies_at: float, *, resume: bool
+) -> None:
+    is_saving = math.isfinite(dies_at) or resume
+    arguments = transformers.TrainingArguments(
+        output_dir=str(folder),
+        num_train_epochs=case.epochs,
+        per_device_train_batch_size=case.batch_size,
+        learning_rate=case.lr,
+        lr_scheduler_type="constant",
+        eval_strategy="epoch",
+        save_strategy="steps" if is_saving else "no",
+        save_steps=50,
+        report_to="none",
+        disable_tqdm=True,
+        use_cpu=True,
+        dataloader_pin_memory=False,
+        remove_unused_columns=False,
+        label_names=["labels"],
+        logging_strategy="no",
+    )
+    trainer = transformers.Trainer(
+        model,
+        arguments,
+        train_dataset=case.data[0],
+        eval_dataset=case.data[1],
+        callbacks=[ours, Noting(course, model, dies_at)],
+        compute_metrics=lambda found: {"right": float(np.mean(found.predictions))},
+    )
+    trainer.train(resume_from_checkpoint=resume or None)
+
+
+TRAIN = {"lightning": by_lightning, "transformers": by_transformers}
+CALLBACKS = {"lightning": LightningCallback, "transformers": TransformersCallback}
+
+
+@dataclass(frozen=True)
+class Truth:
+    """What the board would take at the trainer's own batch size: for those who need not measure."""
+
+    budget_w: float
+    modes: dict[str, PowerMode]  # by method
+
+
+def truth_of(case: Case, cost: WorkloadCost) -> Truth:
+    device = virtual(BOARD, 0)
+    space, board = device.space, device.board
+    settings = SettingArray.product(tuple(knob.name for knob in space.knobs), space.matrix(), (case.batch_size,))
+    modes = [settings[row].mode for row in range(len(settings))]
+    clock_alone = np.flatnonzero(by_clock_alone(settings))
+    watts = {int(row): board.true_power_w(cost, modes[row], case.batch_size) for row in clock_alone}
+    low_w, high_w = min(watts.values()), max(watts.values())
+    budget_w = round(low_w + 0.2 * (high_w - low_w), 2)
+
+    def fastest(rows: Any) -> PowerMode:
+        fitting = [row for row in rows if board.true_power_w(cost, modes[row], case.batch_size) <= budget_w]
+        return modes[min(fitting, key=lambda row: board.true_step_s(cost, modes[row], case.batch_size))]
+
+    return Truth(budget_w, {"fixed": fastest(watts), "fixed-best": fastest(range(len(modes)))})
+
+
+def thinking(course: Course) -> Any:
+    """Have the controller's own computing time counted; gives what undoes that."""
+    own = Controller.after_step
+
+    def counted(self: Any, batch_size: int) -> None:
+        began = time.process_time()
+        own(self, batch_size)
+        course.thought_s += time.process_time() - began
+
+    Controller.after_step = counted  # type: ignore[method-assign]
+    return lambda: setattr(Controller, "after_step", own)
+
+
+def train(case: Case, cost: WorkloadCost, truth: Truth, method: str, seed: int) -> dict[str, Any]:
+    device, samples = virtual(BOARD, seed), len(case.data[0])
+    course, seen = Course(device, device.clock.now_s()), []
+    steps = case.epochs * math.ceil(samples / case.batch_size)
+    lives = (steps / 8, math.inf) if method == "killed" else (math.inf,)  # batches grow, so that this is the middle
+    undo = thinking(course)
+    with tempfile.TemporaryDirectory() as folder:
+        for life, dies_at in enumerate(lives):
+            torch.manual_seed(seed)
+            model = Counting(case.make())
+            if method.startswith("fixed"):
+                device.apply(truth.modes[method])
+                fixed = Fixed(device, cost)
+                ours: Any = LightningFixed(fixed) if case.trainer == "lightning" else TransformersFixed(fixed, samples)
+            else:
+                ours = CALLBACKS[case.trainer](
+                    budget_w=truth.budget_w, batch_sizes=case.sizes, device=device, cost=cost, name=f"{case.trainer}"
+                )
+            try:
+                TRAIN[case.trainer](case, model, ours, course, Path(folder), dies_at, resume=life > 0)
+            except KilledError:
+                seen += model.seen[: 50 * ((len(model.seen) - 1) // 50)]  # up to the last checkpoint
+            else:
+                seen += model.seen
+    undo()
+    numbers = [number for batch in seen for number in batch]
+    epochs = [sorted(numbers[begin : begin + samples]) for begin in range(0, len(numbers), samples)]
+    met = [at_s for at_s, score in course.scores if score >= case.target]
+    return {
+        "trainer": case.trainer,
+        "device": device.info.name,
+        "budget_w": truth.budget_w,
+        "seed": seed,
+        "method": method,
+        "time_s": round(met[0], 3) if met else None,
+        "reached": bool(met),
+        "final": round(course.scores[-1][1], 4),
+        "whole_s": round(course.scores[-1][0], 3),
+        "each_sample_once": epochs == [list(range(samples))] * case.epochs,
+        "batch_sizes": sorted({len(batch) for batch in seen}),
+    }
+
+
+COLUMNS = (
+    Column("trainer"),
+    Column("method"),
+    Column("seed"),
+    Column("budget_w", "W", ".2f"),
+    Column("time_s", "to target s", ".1f"),
+    Column("whole_s", "in all s", ".1f"),
+    Column("final", "", ".4f"),
+    Column("each_sample_once", "each sample once"),
+    Column("here_s", "here s"),
+)
+
+
+def summary(rows: list[dict[str, Any]]) -> list[str]:
+    lines = []
+    ours = {(row["trainer"], row["seed"]): row["time_s"] for row in rows if row["method"] == "underwatt"}
+    for against in ("fixed", "fixed-best"):
+        pairs = [(row["time_s"], ours.get((row["trainer"], row["seed"]))) for row in rows if row["method"] == against]
+        if ratios := [theirs_s / ours_s for theirs_s, ours_s in pairs if theirs_s and ours_s]:
+            lines.append(
+                f"underwatt against {against}: {statistics.geometric_mean(ratios):.2f} times as fast to the target "
+                f"({min(ratios):.2f} to {max(ratios):.2f}, {len(ratios)} of {len(pairs)} pairs)"
+            )
+    for trainer in dict.fromkeys(row["trainer"] for row in rows):
+        finals = {
+            method: [row["final"] for row in rows if (row["trainer"], row["method"]) == (trainer, method)]
+            for method in ("underwatt", "fixed")
+        }
+        if min(map(len, finals.values())) > 1:
+            means = {method: statistics.mean(found) for method, found in finals.items()}
+            noise = statistics.stdev(finals["fixed"])
+            lines.append(
+                f"{trainer}: final score {means['underwatt']:.4f} with, {means['fixed']:.4f} without; between seeds "
+                f"it differs by {noise:.4f} (one standard deviation, without)"
+            )
+    return lines
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    add_output(parser)
+    parser.add_argument("--trainers", default="lightning,transformers")
+    parser.add_argument("--methods", default=",".join(METHODS))
+    parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--first", type=int, default=0, help="the first seed")
+    arguments = parser.parse_args()
+    warnings.filterwarnings("ignore")
+    logging.disable(logging.WARNING)
+    torch.set_num_threads(1)
+    rows = []
+    for trainer in arguments.trainers.split(","):
+        case = cases()[trainer]
+        cost = case.cost()
+        truth = truth_of(case, cost)
+        for seed in range(arguments.first, arguments.first + arguments.seeds):
+            for method in arguments.methods.split(","):
+                if method == "killed" and seed != 0:
+                    continue
+                began_s = time.monotonic()
+                rows.append(train(case, cost, truth, method, seed))
+                rows[-1]["here_s"] = round(time.monotonic() - began_s)
+                told(rows[-1], COLUMNS)
+    print(as_table(rows, COLUMNS))
+    print(*summary(rows), sep="\n")
+    write("trainers", rows, arguments)
+
+
+if __name__ == "__main__":
+    main()
