@@ -33,7 +33,6 @@ class GradientWatch:
         most_share: float = MOST_LOOKING,
     ) -> None:
         self._training, self._now_s, self._most_share = training, now_s, most_share
-        self._adaptive = training.job.is_adaptive
         self._kept: list[torch.Tensor] = []  # the gradients of the step before
         self._squares: Any = None
         self._usual: Any = None  # squares of each tensor, on average
@@ -101,7 +100,7 @@ class GradientWatch:
         )
         usual = self._usual.clamp_min(1e-30)
         counts = torch.tensor([gradient.numel() for gradient in gradients], device=usual.device)
-        weights = counts / usual if self._adaptive else 1 / usual.sum()
+        weights = counts / usual if self._training.job.is_adaptive else 1 / usual.sum()
         return torch.stack([(weights * product).sum(), (weights * square).sum()])
 
     def _arrived(self) -> tuple[float, float] | None:
