@@ -5,8 +5,11 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 LOWEST := .venv-lowest
 NEWEST := .venv-newest
+FLEET := .venv-fleet
+# The newest that installs; the oldest that is supported: make test-fleet FLOWER=1.30.0 FLEET=.venv-fleet-1.30
+FLOWER ?= 1.41.0
 
-.PHONY: setup test lint types tests test-lowest test-newest docs wheel-check release demo clean
+.PHONY: setup test lint types tests test-lowest test-newest test-fleet docs wheel-check release demo clean
 
 setup: $(STAMP)
 
@@ -36,6 +39,13 @@ test-lowest:
 	OMP_NUM_THREADS=1 $(LOWEST)/bin/python -m pytest -n $$(nproc) -W default tests/test_*.py tests/device tests/measure \
 		tests/predict tests/planning tests/control tests/store tests/runlog tests/jobs \
 		--deselect tests/test_docs.py --deselect tests/test_docs_site.py -k "not exported_names"
+
+# Flower wants older companions than the rest: an environment of its own. Processes, TLS and a killed node are in it.
+test-fleet:
+	test -x $(FLEET)/bin/python || $(PYTHON) -m venv $(FLEET)
+	$(FLEET)/bin/python -m pip install --quiet --disable-pip-version-check torch==2.13.0 flwr==$(FLOWER) -e ".[demo]" \
+		"pytest>=8.2" "pytest-timeout>=2.3" "hypothesis>=6.100"
+	OMP_NUM_THREADS=1 $(FLEET)/bin/python -m pytest -W default tests/fleet
 
 # The newest versions that there are, whatever constraints.txt names; PyTorch as pinned.
 test-newest:

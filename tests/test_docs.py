@@ -132,7 +132,7 @@ def test_commands_and_options_exist(page: Path) -> None:
         if not words or words[0].startswith("-") or words[0] == GAP:
             continue
         assert words[0] in COMMANDS, f"{page.name} names a command that does not exist: {text}"
-        known = options_of(*words[:2] if words[0] == "store" and len(words) > 1 else words[:1])
+        known = options_of(*words[:2] if words[0] in ("store", "fleet") and len(words) > 1 else words[:1])
         asked = {re.split(r"[=\]…]", word.lstrip("["))[0] for word in words if word.lstrip("[").startswith("-")}
         assert asked <= known, f"{page.name}: {text!r} has options that do not exist: {asked - known}"
 

@@ -77,7 +77,8 @@ class Knowledge:
     """The newest measurement of each setting, and which settings may be used now."""
 
     def __init__(self, problem: Problem, known: Iterable[Measurement] = ()) -> None:
-        self._rows = {int(size): row for row, size in enumerate(problem.candidates.batch_size.tolist())}
+        sizes, rows = np.unique(problem.candidates.batch_size, return_index=True)
+        self._rows = dict(zip(sizes.astype(int).tolist(), rows.tolist(), strict=True))  # of each size, any one
         self._known: dict[Setting, Measurement] = {}
         self._refused: set[PowerMode] = set()
         self._too_large = math.inf

@@ -1,9 +1,15 @@
 """A board's side of a round: the user's own steps, trained under the board's budget until the round is over.
 
-with underwatt.fleet.round(context, msg, optimizer=optimizer) as local:
-    for batch in local.batches(dataset, shuffle=True):
-        loss = train_step(batch)
-        local.step(loss)
+app = ClientApp(mods=[underwatt.fleet.mod()])
+
+for batch in underwatt.fleet.batches(trainloader, optimizer):
+    …
+
+or, with one's own hands:
+
+with underwatt.fleet.round(context, msg) as local:
+    for batch in local.batches(trainloader, optimizer):
+        …
 reply = Message(RecordDict({"arrays": arrays, "metrics": metrics, **local.records()}), reply_to=msg)
 
 Everything that a single board has is at work inside: the search while training, pauses, the session that puts the
@@ -14,88 +20,107 @@ from __future__ import annotations
 
 import contextlib
 import math
-from dataclasses import replace
+from contextvars import ContextVar
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from underwatt._imports import require
-from underwatt.budget import Budget, Schedule
+from underwatt.budget import DAY_S, Budget, Schedule
 from underwatt.control.live_budget import LiveBudget, now_on_the_wall_s
 from underwatt.control.pilot import Pilot
+from underwatt.control.state import Phase
 from underwatt.convergence.curve import samples_to_target
+from underwatt.device.base import SimulatesLoad
 from underwatt.device.registry import open_device
 from underwatt.errors import InputError
 from underwatt.events import Measured
 from underwatt.fleet.messages import KEY, Report, Work, front_of, profile_text, read_profile
 from underwatt.fleet.rounds import NOISE_BATCH, Course, course_of
+from underwatt.jobs.data import fillable
 from underwatt.jobs.identity import loop_info
+from underwatt.jobs.load import RESNET18
 from underwatt.records import Profile, lasting
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
     from typing_extensions import Self
 
+    from underwatt.adapters.tuner import Tuner
     from underwatt.control.state import ControlOptions
     from underwatt.device.base import Device
     from underwatt.events import Event
-    from underwatt.records import Measurement, WorkloadCost, WorkloadInfo
+    from underwatt.records import Measurement, WorkloadCost
 
-BATCH_SIZES = (8, 16, 32, 64, 128)
 REMEMBERED = 0.7  # of what steps took lately, against the newest
 
 
-def round(  # noqa: A001 - what users write is underwatt.fleet.round
-    context: Any,
-    message: Any,
-    *,
-    device: str | Device = "",
-    budget: str | float | Budget | Schedule | None = None,
-    batch_sizes: Sequence[int] = BATCH_SIZES,
-    optimizer: Any = None,
-    lr_batch_size: int | None = None,
-    data: int = 0,
-    name: str = "",
-    store: Path | str | None = None,
-    share_profile: bool = True,
-    cost: WorkloadCost | None = None,
-    options: ControlOptions | None = None,
-) -> Local:
-    """One round on this board, to be used in a ``with`` statement.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BoardOptions:
+    """How a board trains; what is not given is read from its node's configuration, where that can say it.
 
-    What is not given is read from the node's configuration: ``device``, ``budget`` (such as ``10W``, or a schedule) and
-    ``store``, a file that keeps what was measured for other runs. ``optimizer`` has its learning rate follow the batch
-    size from the rate it has, which is taken to suit ``lr_batch_size`` (the largest batch size where it is not given),
-    and says how far an update went. ``data`` is how many samples the board holds, where ``local.batches`` does not see
-    them. With ``share_profile=False`` the modes that were measured stay here.
+    ``device``, ``budget`` (such as ``10W``, or a schedule) and ``store`` (a file that keeps what was measured for
+    other runs) can stand in ``--node-config``. ``lr_batch_size`` is what the optimizer's rate suits; it is the batch
+    size of the user's loader otherwise. With ``share_profile=False`` the modes that were measured stay on the board.
+    ``cost`` is what a step costs, for simulated boards only; without it they are charged for one of ResNet18.
     """
-    given = dict(context.node_config)
-    opened = device if not isinstance(device, str) else open_device(device or str(given.get("device", "")))
-    own = budget if budget is not None else given.get("budget")
-    if own is None:
+
+    device: str | Device = ""
+    budget: str | float | Budget | Schedule | None = None
+    store: Path | str | None = None
+    batch_sizes: tuple[int, ...] = (8, 16, 32, 64, 128)
+    lr_batch_size: int | None = None
+    name: str = "fleet"
+    share_profile: bool = True
+    cost: WorkloadCost | None = None
+    control: ControlOptions | None = None
+
+
+def round(context: Any, message: Any, **options: Any) -> Local:  # noqa: A001 - what users write is underwatt.fleet.round
+    """One round on this board, to be used in a ``with`` statement; ``BoardOptions`` says what may be given."""
+    return Local(context, message, BoardOptions(**options))
+
+
+_under_way: ContextVar[Local] = ContextVar("underwatt_fleet_round")
+
+
+def mod(**options: Any) -> Callable[[Any, Any, Callable[[Any, Any], Any]], Any]:
+    """For ``ClientApp(mods=[underwatt.fleet.mod()])``: its trainings and evaluations are within the board's budget.
+
+    ``BoardOptions`` says what may be given. A training takes its batches from ``underwatt.fleet.batches``.
+    """
+    given = BoardOptions(**options)
+
+    def apply(message: Any, context: Any, call_next: Callable[[Any, Any], Any]) -> Any:
+        category = message.metadata.message_type.split(".")[0]
+        if category not in ("train", "evaluate"):
+            return call_next(message, context)
+        with Local(context, message, given) as local:
+            token = _under_way.set(local)
+            try:
+                if category == "evaluate":
+                    with local.evaluating():
+                        return call_next(message, context)
+                reply = call_next(message, context)
+            finally:
+                _under_way.reset(token)
+        if not reply.has_error():
+            reply.content.update(local.records())
+        return reply
+
+    return apply
+
+
+def batches(loader: Any, optimizer: Any) -> Iterator[Any]:
+    """Batches of the round under way, in an app that has ``mod`` among its mods: ``Local.batches``."""
+    local = _under_way.get(None)
+    if local is None:
         raise InputError(
-            "This board has no budget.",
-            hint="Give one to the node: --node-config 'budget=\"10W\"', or underwatt.fleet.round(…, budget='10W').",
+            "No round of a fleet is under way.",
+            hint="Give the app our mod: ClientApp(mods=[underwatt.fleet.mod()]), or use underwatt.fleet.round.",
         )
-    place = store if store is not None else given.get("store")
-    work = Work.read(dict(message.content[KEY])) if KEY in message.content else Work()
-    return Local(
-        opened,
-        Budget.of(own if not isinstance(own, int) else float(own)),
-        work,
-        _State(context.state),
-        batch_sizes=batch_sizes,
-        optimizer=optimizer,
-        lr_batch_size=lr_batch_size,
-        data=data,
-        workload=loop_info(name or "fleet", optimizer),
-        store=str(place) if place else "",
-        share_profile=share_profile,
-        cost=cost,
-        options=options,
-    )
+    return local.batches(loader, optimizer)
 
 
 class _State:
@@ -109,196 +134,217 @@ class _State:
         return dict(self._records[KEY]) if KEY in self._records else {}
 
     def keep(self, **values: Any) -> None:
-        make = type(self._records[KEY]) if KEY in self._records else require("flwr.app", extra="fleet").ConfigRecord
-        self._records[KEY] = make(values)
+        self._records[KEY] = require("flwr.app", extra="fleet").ConfigRecord(values)
 
 
 class Local:
     """The steps of one round on one board; made by ``round``."""
 
-    def __init__(
-        self,
-        device: Device,
-        budget: Budget,
-        work: Work,
-        state: _State,
-        *,
-        batch_sizes: Sequence[int],
-        optimizer: Any,
-        lr_batch_size: int | None,
-        data: int,
-        workload: WorkloadInfo,
-        store: str,
-        share_profile: bool,
-        cost: WorkloadCost | None,
-        options: ControlOptions | None,
-    ) -> None:
-        self.device, self.work = device, work
-        self._budget, self._state, self._workload = budget, state, workload
-        self._sizes, self._optimizer, self._cost, self._options = tuple(batch_sizes), optimizer, cost, options
-        self._lr_batch_size, self._store, self._share_profile = lr_batch_size, store, share_profile
-        self._course = course_of(optimizer) if optimizer is not None else Course()
-        self._data, self._clock = data, device.clock
+    def __init__(self, context: Any, message: Any, options: BoardOptions) -> None:
+        node = dict(context.node_config)
+        budget = options.budget if options.budget is not None else node.get("budget")
+        if budget is None:
+            raise InputError(
+                "This board has no budget.",
+                hint="Give one to the node, --node-config 'budget=\"10W\"', or to underwatt.fleet: budget='10W'.",
+            )
+        place = options.device or str(node.get("device", ""))
+        self.device = open_device(place) if isinstance(place, str) else place
+        self.work = Work.read(dict(message.content[KEY])) if KEY in message.content else Work()
+        self._options, self._state, self._clock = options, _State(context.state), self.device.clock
+        self._budget = Budget.of(float(budget) if isinstance(budget, int) else budget)
+        self._store = str(options.store or node.get("store") or "")
+        self._workload = loop_info(options.name)
+        self._course: Course | None = None
+        self._own: Schedule | None = None  # watts of the board's own, from the round's start on
+        self._data, self._size = 0, 0
         self._before: tuple[Measurement, ...] = ()  # measured in earlier rounds
         self._now: list[Measurement] = []  # and in this one
         self._stack = contextlib.ExitStack()
-        self._begun_s = self._ended_s = self._last_s = 0.0
+        self._begun_s = self._last_s = 0.0
         self._step_s = 0.0  # what a step took lately, pauses included
-        self._size, self._pilot, self._tuner = 0, _none(), _none()
+        self._pilot: Pilot | None = None
+        self._tuner: Tuner | None = None
         self.report: Report | None = None  # once the round is over
 
     def __enter__(self) -> Self:
         self._begun_s = self._clock.now_s()
-        with contextlib.ExitStack() as stack:
-            known, saver = self._known(stack)
-            self._before = known
-            held = self._state.values
-            references = [read_profile(self.work.reference)] if self.work.reference and not known else []
-            sizes = (self.work.batch_size,) if self.work.batch_size else self._sizes
-            noise = self.work.noise_batch or NOISE_BATCH
-            self._pilot = Pilot(
-                self.device,
-                self._workload,
-                sizes,
-                self._live_budget(),
-                convergence=samples_to_target({size: 1e6 * (1 + size / noise) for size in self._sizes}),
-                cost=self._cost,
-                known=known,
-                references=references,
-                saver=saver,
-                listener=self._hear,
-                options=self._options,
-                idle_w=held.get("idle-w"),
-            )
-            if self._optimizer is not None:
-                from underwatt.adapters.tuner import Tuner
-                from underwatt.jobs.rates import RateFollower
-
-                rate = RateFollower(self._optimizer, self._lr_batch_size or max(self._sizes))
-                self._tuner = stack.enter_context(Tuner(self._pilot, [rate], contextlib.ExitStack()))
-            else:
-                stack.enter_context(self._pilot)
-            self._stack = stack.pop_all()
-        self._last_s = self._clock.now_s()
         return self
 
     def __exit__(self, *error: Any) -> bool | None:
-        pilot = self._pilot
-        steps, samples, size = pilot.steps, pilot.samples, pilot.batch_size
+        pilot, phase = self._pilot, None
         trained_s = self._clock.now_s() - self._begun_s
-        budget_w = pilot.controller.budget_w
+        if pilot is not None and error[0] is None:
+            phase = pilot.controller.phase  # before the device is put back
         swallowed = self._stack.__exit__(*error)
-        if error[0] is not None:
-            return swallowed
-        self._ended_s = self._clock.now_s()
+        if pilot is not None and error[0] is None and pilot.steps:
+            self._sum_up(pilot, trained_s, searched=phase is Phase.HOLDING and not self._now)
+        return swallowed
+
+    def _sum_up(self, pilot: Pilot, train_s: float, *, searched: bool) -> None:
         known = list({one.setting: one for one in (*self._before, *lasting(self._now))}.values())
         profile = profile_text(Profile(self.device.info, self._workload, tuple(known)))
-        idle_w = pilot.idle_w or 0.0
-        self._state.keep(**{"idle-w": idle_w, "profile": profile})
-        verdict = pilot.controller.verdict
-        front = front_of(known)
-        busy_s = self._ended_s - self._begun_s
+        idle_w, front, verdict = pilot.idle_w or 0.0, front_of(known), pilot.controller.verdict
+        begun_s = self._state.values.get("begun-s", self._begun_s)
+        self._state.keep(**{"idle-w": idle_w, "profile": profile, "begun-s": begun_s})
         self.report = Report(
-            steps=steps,
-            samples=samples,
+            steps=pilot.steps,
+            samples=pilot.samples,
             data=self._data,
-            progress=self._course.progress,
-            busy_s=busy_s,
-            train_s=trained_s,
+            progress=self._course.progress if self._course else 0.0,
+            busy_s=self._clock.now_s() - self._begun_s,
+            train_s=train_s,
             energy_j=pilot.energy_j,
-            power_w=pilot.energy_j / trained_s if trained_s > 0 else 0.0,
-            budget_w=budget_w,
+            power_w=pilot.energy_j / train_s if train_s > 0 else 0.0,
+            budget_w=self._own.power_w(train_s) if self._own else math.inf,
             over=verdict.worst_over,
             held=verdict.judgement.value,
-            batch_size=size,
-            searched=not self._now,
+            batch_size=pilot.batch_size,
+            searched=searched,
             idle_w=idle_w,
             kind=f"{self.device.info.id} {self._workload.id}",
             front_batch=tuple(point.batch_size for point in front),
             front_w=tuple(point.power_w for point in front),
             front_s=tuple(point.sample_s for point in front),
             front_s_high=tuple(point.sample_s_high for point in front),
-            profile=profile if self._share_profile else "",
+            profile=profile if self._options.share_profile else "",
         )
-        return swallowed
 
     # What the user's loop calls
 
-    @property
     def goes_on(self) -> bool:
         """Whether there is time for another step: one that would end after the round's end is not begun."""
-        if not self.work.train_s:
-            return True
-        return self._clock.now_s() + self._step_s <= self._begun_s + self.work.train_s
+        return not self.work.train_s or self._clock.now_s() + self._step_s <= self._begun_s + self.work.train_s
 
-    def batches(self, dataset: Any, *, shuffle: bool = True, **more: Any) -> Iterator[Any]:
-        """Batches of a data set, pass after pass until the round is over; ``more`` goes to PyTorch's ``DataLoader``.
+    def batches(self, loader: Any, optimizer: Any) -> Iterator[Any]:
+        """Batches of what a ``DataLoader`` loads, pass after pass until the round is over.
 
-        Where the server sets no time, one pass.
+        The batch size is the one that suits the board's watts, and the learning rate follows it from that of the
+        loader's. Where the server sets no time, one pass. Asked for the next batch, the step is taken for done.
         """
+        from underwatt.adapters.follow import why_fixed
+        from underwatt.adapters.tuner import Tuner
+        from underwatt.jobs.rates import RateFollower
+
+        if reason := why_fixed(loader):
+            raise InputError(f"The batch size of this loader cannot be changed: {reason}.", hint="Use local.sizes().")
+        if not self.goes_on():
+            return
         if self._tuner is None:
-            raise InputError("Batches need the optimizer.", hint="Give round(…, optimizer=…), or use local.sizes().")
-        self._data = self._data or len(dataset)
+            self._course = course_of(optimizer)
+            self._data, self._workload = len(loader.sampler), loop_info(self._options.name, optimizer)
+            rate = RateFollower(optimizer, self._options.lr_batch_size or loader.batch_size)
+            self._tuner = self._stack.enter_context(Tuner(self._make_pilot(), [rate], contextlib.ExitStack()))
+            rate.follow(loader.batch_size)
+            # After the follower's own, so that it sees the rate that a step is made with.
+            self._stack.callback(optimizer.register_step_pre_hook(self._hear_step).remove)
+        tuner = self._tuner
+        batches = tuner.loader(
+            loader.dataset,
+            sampler=loader.sampler,
+            drop_last=loader.drop_last,
+            collate_fn=loader.collate_fn,
+            num_workers=loader.num_workers,
+            pin_memory=loader.pin_memory,
+            generator=loader.generator,
+        )
+        self._last_s = self._clock.now_s()
         while True:
-            for batch in self._tuner.loader(dataset, shuffle=shuffle, **more):
-                self._size = self._tuner._batch_size
+            for batch in batches:
                 yield batch
-                if not self.goes_on:
+                tuner.step()
+                self._stepped()
+                if not self.goes_on():
                     return
             if not self.work.train_s:
                 return
 
-    def sizes(self) -> Iterator[int]:
-        """The batch size of each step until the round is over, for loops that make their own batches."""
-        while True:
-            self.begins(self._pilot.batch_size)
+    def sizes(self, momentum: float = 0.0, *, data: int) -> Iterator[int]:
+        """The batch size of each step until the round is over, for loops without PyTorch; ``step`` after each.
+
+        ``momentum`` is that of the loop's own SGD, and ``data`` how many samples the board holds.
+        """
+        self._course, self._data = Course(momentum), data
+        pilot = self._stack.enter_context(self._make_pilot())
+        self._last_s = self._clock.now_s()
+        while self.goes_on():
+            self._size = pilot.batch_size
+            pilot.simulate(self._size)
             yield self._size
-            if not self.goes_on:
-                return
 
-    def begins(self, batch_size: int) -> None:
-        """A step of this batch size begins; ``batches`` and ``sizes`` say so by themselves."""
-        self._size = batch_size
-        if self._tuner is not None:
-            self._tuner.starts(batch_size)
-        else:
-            self._pilot.simulate(batch_size)
-
-    def step(self, loss: Any = None, *, lr: float | None = None) -> None:
-        """A step has ended. ``lr`` is its rate, where there is no optimizer that knows it."""
-        if lr is None:
-            lr = self._rate()
+    def step(self, lr: float) -> None:
+        """A step of ``sizes`` has ended, made at this learning rate."""
+        assert self._pilot is not None, "a step belongs to a loop over sizes"
+        assert self._course is not None
         self._course.step(lr)
-        if self._tuner is not None:
-            self._tuner.step(loss)
-        else:
-            self._pilot.stepped(self._size, loss)
-        now_s = self._clock.now_s()
-        took_s, self._last_s = now_s - self._last_s, now_s
-        self._step_s = took_s if not self._step_s else REMEMBERED * self._step_s + (1 - REMEMBERED) * took_s
+        self._pilot.stepped(self._size)
+        self._stepped()
+
+    @contextlib.contextmanager
+    def evaluating(self) -> Iterator[None]:
+        """A test of the model, at the setting that suits training; what it draws above the budget is paid back."""
+        with self._make_pilot() as pilot, pilot.testing():
+            yield
 
     def records(self) -> dict[str, Any]:
         """What the reply carries for the server beside the model and its metrics."""
         if self.report is None:
-            raise InputError("The round is not over.", hint="Make the reply after the with block of round().")
+            raise InputError(
+                "There is nothing to report: no batch was asked for, or the round is not over.",
+                hint="Take batches from underwatt.fleet.batches; make the reply after the with block of round().",
+            )
         return {KEY: require("flwr.app", extra="fleet").ConfigRecord(self.report.as_record())}
+
+    # How it goes on
+
+    def _stepped(self) -> None:
+        now_s = self._clock.now_s()
+        took_s, self._last_s = now_s - self._last_s, now_s
+        self._step_s = took_s if not self._step_s else REMEMBERED * self._step_s + (1 - REMEMBERED) * took_s
+
+    def _hear_step(self, optimizer: Any, *_: Any) -> None:
+        rates = [group["lr"] for group in optimizer.param_groups]
+        assert self._course is not None
+        self._course.step(math.fsum(rates) / len(rates))
+
+    def _hear(self, event: Event) -> None:
+        if isinstance(event, Measured):
+            self._now.append(event.measurement)
 
     # How it begins
 
-    def _rate(self) -> float:
-        """The rate of the step just made, by the batch size as the follower scales it."""
-        if self._optimizer is None:
-            raise InputError(
-                "Nothing tells the learning rate of this step.", hint="Give round(…, optimizer=…) or step(lr=…)."
-            )
-        from underwatt.jobs.job import scaled_lr, usual_rule
+    def _make_pilot(self) -> Pilot:
+        options = self._options
+        known, saver = self._known()
+        self._before = known
+        sizes = options.batch_sizes
+        if self._data:
+            sizes, _ = fillable(sizes, self._data)
+        if self.work.batch_size in sizes:
+            sizes = (self.work.batch_size,)
+        noise = self.work.noise_batch or NOISE_BATCH
+        self._pilot = Pilot(
+            self.device,
+            self._workload,
+            sizes,
+            self._live_budget(),
+            convergence=samples_to_target({size: 1e6 * (1 + size / noise) for size in options.batch_sizes}),
+            cost=options.cost or (RESNET18 if isinstance(self.device, SimulatesLoad) else None),
+            known=known,
+            references=() if known else self._references(),
+            saver=saver,
+            listener=self._hear,
+            options=options.control,
+            idle_w=self._state.values.get("idle-w"),
+        )
+        return self._pilot
 
-        rates = [group["lr"] for group in self._optimizer.param_groups]
-        lr = float(np.mean(rates))
-        whole = self._lr_batch_size or max(self._sizes)
-        return scaled_lr(lr, whole, self._size, usual_rule(self._optimizer)) if lr else 0.0
+    def _references(self) -> list[Profile]:
+        """What boards of the same kind have measured of the same network, if the server knows some."""
+        found = map(read_profile, self.work.references)
+        return [one for one in found if one.device.id == self.device.info.id and one.workload.id == self._workload.id]
 
-    def _known(self, stack: contextlib.ExitStack) -> tuple[tuple[Measurement, ...], Any]:
+    def _known(self) -> tuple[tuple[Measurement, ...], Any]:
         """What earlier rounds and runs have measured, and who keeps what this one measures."""
         text = self._state.values.get("profile", "")
         known = read_profile(text).measurements if text else ()
@@ -306,32 +352,30 @@ class Local:
             return known, None
         from underwatt.store.store import Saver, Store
 
-        kept = stack.enter_context(Store(self._store))
+        kept = self._stack.enter_context(Store(self._store))
         if not known:
             known = kept.measurements(kept.profile_id(self.device.info, self._workload), telling=True)
         return known, Saver(kept, self.device.info, self._workload)
 
     def _live_budget(self) -> LiveBudget:
         """The board's own budget, and no more than its lease while that lasts, then its floor."""
-        simulated = self.device.info.simulated
+        simulated, work = self.device.info.simulated, self.work
         day_s = self._clock.now_s() if simulated else now_on_the_wall_s()
-        wall = None if simulated else now_on_the_wall_s
-        work = self.work
-        if not work.lease_s:
-            return LiveBudget(self._budget, time_of_day_s=day_s, wall_clock=wall)
         course = self._budget.course
-        own = course.starting_at(day_s) if course is not None else None
-        until_s = work.lease_s
-        pieces = own.pieces(0.0, until_s) if own is not None else [(0.0, until_s, math.inf)]
-        after_w = own.power_w(until_s) if own is not None else math.inf
-        steps = [(begin_s, min(level_w, work.lease_w)) for begin_s, _, level_w in pieces]
-        leased = Schedule.of([*steps, (until_s, min(after_w, work.floor_w))])
-        return LiveBudget(replace(self._budget, power_w=None, schedule=leased))
-
-    def _hear(self, event: Event) -> None:
-        if isinstance(event, Measured):
-            self._now.append(event.measurement)
-
-
-def _none() -> Any:
-    return None
+        if course is not None and course.period_s is None and len(course.levels_w) > 1:
+            # Such a schedule counts from the node's first round, and each round from its own start.
+            since_s = max(self._clock.now_s() - float(self._state.values.get("begun-s", self._begun_s)), 0.0)
+            pieces = course.pieces(since_s, since_s + DAY_S)
+            course = Schedule.of((begin_s - since_s, level_w) for begin_s, _, level_w in pieces)
+        elif course is not None:
+            course = course.starting_at(day_s % course.period_s if course.period_s else 0.0)
+        self._own = course
+        if work.lease_s:
+            lease_s = max(work.lease_s - (self._clock.now_s() - self._begun_s), 1e-3)
+            pieces = course.pieces(0.0, lease_s) if course else [(0.0, lease_s, math.inf)]
+            after_w = course.power_w(lease_s) if course else math.inf
+            leased = [(begin_s, min(level_w, work.lease_w)) for begin_s, _, level_w in pieces]
+            course = Schedule.of([*leased, (lease_s, min(after_w, work.floor_w))])
+        if course is None:
+            return LiveBudget(self._budget)
+        return LiveBudget(replace(self._budget, power_w=None, schedule=course))

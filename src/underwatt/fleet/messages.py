@@ -33,7 +33,7 @@ class Work:
     lease_w: float = 0.0  # its share of a site's watts, for so many seconds from when it hears of it
     lease_s: float = 0.0
     floor_w: float = 0.0  # what it may draw without a lease
-    reference: str = ""  # a profile that another board of its kind has measured, as JSON
+    references: tuple[str, ...] = ()  # profiles that other boards have measured, as JSON
 
     def as_record(self) -> dict[str, Any]:
         """As a ``ConfigRecord`` takes it."""
@@ -57,7 +57,7 @@ class Report:
     train_s: float  # of these, in which it trained
     energy_j: float
     power_w: float  # mean
-    budget_w: float  # in force at the end; inf where none
+    budget_w: float  # of its own, at the end; inf where none
     over: float = 0.0  # the most that a window was above the budget, as a share of it
     held: str = ""  # the verdict in a word
     batch_size: int = 0  # at the end

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from itertools import chain
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -30,11 +31,13 @@ if TYPE_CHECKING:
 NOISE_BATCH = 256.0
 # Chosen with benchmarks/fleet.py --methods oracle, which tries fixed lengths: where rounds begin and end, as multiples
 # of what communication takes, and by how much one is longer than the one before it.
-FIRST_TIMES, LAST_TIMES, GROWTH = 4.0, 12.0, 1.05
-# While boards still search, rounds are long enough to measure several settings in each.
-SEARCH_S = 20.0
+FIRST_TIMES, LAST_TIMES, GROWTH = 3.0, 6.0, 1.03
+# While boards still search, rounds are long enough to measure a setting in each.
+SEARCH_S = 6.0
 SHORTEST_S = 2.0
 LEAST_STEPS = 2  # of the slowest board that counts
+# Boards, and the variance of their log progress, that tell how updates grow with it; elsewhere it hardly matters.
+LEAST_ROWS, LEAST_SPREAD = 3, 0.01
 
 
 class FrontPoint(NamedTuple):
@@ -62,9 +65,8 @@ class Fronts:
         width = max([1, *map(len, fronts)])
         flat = np.full((len(fronts), width, 4), np.nan)
         lengths = np.fromiter(map(len, fronts), dtype=np.intp, count=len(fronts))
-        points = [point for front in fronts for point in front]
-        if points:
-            flat[np.arange(width) < lengths[:, None]] = np.asarray(points, dtype=float)
+        values = chain.from_iterable(chain.from_iterable(fronts))
+        flat[np.arange(width) < lengths[:, None]] = np.fromiter(values, dtype=float).reshape(-1, 4)
         sizes, watts, samples_s, highs_s = (np.ascontiguousarray(flat[:, :, at]) for at in range(4))
         return cls(sizes, watts, samples_s, highs_s, np.asarray(idle_w, dtype=float))
 
@@ -206,14 +208,29 @@ def course_of(optimizer: object) -> Course:
     )
 
 
-def scales(progress: Sequence[float], weights: Sequence[float]) -> list[float]:
+def growth_of(progress: Sequence[float], norms: Sequence[float]) -> float:
+    """How updates grow with progress, as a power of it, seen from a round: 1 at first, less as boards near an optimum.
+
+    FedNova takes it for 1. A board that did thousands of steps has come nearly as far as it can, so the first few of
+    another, multiplied as if it went on like that, would throw the model far beyond.
+    """
+    rows = [(math.log(a), math.log(norm)) for a, norm in zip(progress, norms, strict=True) if a > 0 and norm > 0]
+    if len(rows) < LEAST_ROWS:
+        return 1.0
+    logs, sizes = np.array(rows).T - np.mean(rows, axis=0)[:, None]
+    spread = float(logs @ logs)
+    return min(max(float(logs @ sizes) / spread, 0.0), 1.0) if spread > LEAST_SPREAD * len(rows) else 1.0
+
+
+def scales(progress: Sequence[float], weights: Sequence[float], growth: float = 1.0) -> list[float]:
     """By what each board's update is multiplied, so that none counts more because it did more work.
 
-    The update of board i becomes (mean of all a) / a_i times itself, where a is the progress and the mean is weighted
-    by data: FedNova. A board without progress has no update.
+    With progress a and updates that grow as a^growth, the update of board i becomes (mean of all a^growth) / a_i^growth
+    times itself, the mean weighted by data. FedNova's is a growth of 1. A board without progress has no update.
     """
     total = math.fsum(weights)
     if total <= 0:
         raise InputError("No board has data.", hint="Report how many samples each holds.")
-    mean = math.fsum(a * w for a, w in zip(progress, weights, strict=True)) / total
-    return [mean / a if a > 0 else 0.0 for a in progress]
+    reached = [a**growth if a > 0 else 0.0 for a in progress]
+    mean = math.fsum(g * w for g, w in zip(reached, weights, strict=True)) / total
+    return [mean / g if g > 0 else 0.0 for g in reached]

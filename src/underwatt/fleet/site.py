@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from underwatt.fleet.rounds import Floats, Fronts
 
-BISECTIONS = 50
+BISECTIONS = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +37,8 @@ class Site:
     """The watts of one source and who may draw them; moments are those of the server's clock.
 
     ``budget`` may be a schedule, whose seconds are those of the server's clock. ``floor_w`` is what a board draws at
-    most without a lease, by node, or for all. ``delivery_s`` is the longest that a message may be on its way.
+    most without a lease, for all, or by node: then those are there from the start.
+    ``delivery_s`` is the longest that a message may be on its way.
     ``equal=True`` divides equally instead, for comparison.
     """
 
@@ -54,6 +55,8 @@ class Site:
             raise BudgetError("A site needs watts.", hint="Such as 100W, or a schedule.")
         self._floor_w, self._delivery_s, self._equal = floor_w, delivery_s, equal
         self._leases: dict[int, Lease] = {}
+        # All that were ever seen or named: one that is silent may still draw its floor.
+        self._members: set[int] = set() if isinstance(floor_w, (int, float)) else set(floor_w)
 
     def floor_w(self, node: int) -> float:
         """What a board draws at most without a lease."""
@@ -67,7 +70,12 @@ class Site:
         """What each board may draw now at most."""
         held = {node: lease for node, lease in self._leases.items() if now_s < lease.until_s}
         self._leases = held
-        return {node: held[node].power_w if node in held else self.floor_w(node) for node in {*nodes, *held}}
+        self._members.update(nodes)
+        return {node: held[node].power_w if node in held else self.floor_w(node) for node in self._members}
+
+    def left(self, node: int) -> None:
+        """A board is switched off for good: not even its floor is kept for it."""
+        self._members.discard(node)
 
     def least_w(self, begin_s: float, end_s: float) -> float:
         """The least that the source gives at any moment of an interval."""
@@ -90,16 +98,14 @@ class Site:
         free = np.array([node not in self._leases for node in nodes])
         floors = np.array([self.floor_w(node) for node in nodes])
         until_s = now_s + self._delivery_s + lease_s
-        spare_w = self.least_w(now_s, until_s) - math.fsum(drawn.values())
-        if spare_w < 0:
-            spare_w = 0.0
-        most = np.where(free, np.minimum(np.where(np.isfinite(limit_w), limit_w, np.inf), np.inf), floors)
-        granted = divide(fronts, floors, np.maximum(most, floors), data, free, spare_w, noise_batch, equal=self._equal)
+        spare_w = max(self.least_w(now_s, until_s) - math.fsum(drawn.values()), 0.0)
+        most = np.maximum(np.where(free, limit_w, floors), floors)
+        granted = divide(fronts, floors, most, data, free, spare_w, noise_batch, equal=self._equal)
         said = {}
         for node, watts, is_free in zip(nodes, granted.tolist(), free.tolist(), strict=True):
-            if is_free and watts > self.floor_w(node):
+            if is_free:
                 self._leases[node] = Lease(watts, until_s)
-                said[node] = {"lease_w": watts, "lease_s": lease_s, "floor_w": self.floor_w(node)}
+            said[node] = {"lease_w": watts, "lease_s": lease_s, "floor_w": self.floor_w(node)}
         return granted, said
 
 

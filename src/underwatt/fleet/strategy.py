@@ -18,7 +18,7 @@ from underwatt._imports import require
 from underwatt.device.timing import SystemClock
 from underwatt.errors import InputError
 from underwatt.fleet.messages import KEY, Report, Work
-from underwatt.fleet.rounds import NOISE_BATCH, Fronts, RoundPlan, plan_round, round_length_s, scales
+from underwatt.fleet.rounds import NOISE_BATCH, Fronts, RoundPlan, growth_of, plan_round, round_length_s, scales
 
 require("flwr", extra="fleet")
 
@@ -34,14 +34,17 @@ if TYPE_CHECKING:
     from underwatt.fleet.site import Site
 
 _log = logging.getLogger("underwatt.fleet")
-POLL_S = 0.2
+POLL_S = 0.1
 # What communication takes is remembered with so much of what was seen before.
 REMEMBERED = 0.7
 # Replies may come so much later than planned, as a share of the round and in seconds; then they are not waited for.
-LATE_SHARE, LATE_S = 0.15, 3.0
+LATE_SHARE, LATE_S = 0.1, 1.0
 SAME_LEVEL = 0.03  # budgets this close to each other need no search of their own, as on a board
-# Where nothing is known of a board's link yet.
-FIRST_OVERHEAD_S = 1.0
+# Where nothing is known of a board's link yet: what is planned with, and how long it is waited for.
+FIRST_OVERHEAD_S, FIRST_WAIT_S = 1.0, 180.0
+MOST_REFERENCES = 8
+# Of those made from FedAvg: trees are no weights, and QFedAvg takes the length of an update for something else.
+NOT_UPDATES = {"FedXgbBagging", "FedXgbCyclic", "QFedAvg"}
 STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
 
 
@@ -89,9 +92,10 @@ class FleetStrategy(Strategy):  # type: ignore[misc]
         is_statistic: Callable[[str], bool] = lambda name: name.endswith(STATISTICS),
     ) -> None:
         self.inner = inner if inner is not None else FedAvg()
-        if "FedAvg" not in {kind.__name__ for kind in type(self.inner).__mro__}:
+        kinds = {kind.__name__ for kind in type(self.inner).__mro__}
+        if "FedAvg" not in kinds or kinds & NOT_UPDATES:
             raise InputError(
-                f"{type(self.inner).__name__} does not average weighted updates, so work cannot be evened out in it.",
+                f"{type(self.inner).__name__} does not combine updates of weights, so work cannot be evened out in it.",
                 hint="Use FedAvg or one of the strategies made from it, such as FedProx, FedAvgM or FedAdam.",
             )
         self.length_s, self.noise_batch, self.site = length_s, noise_batch, site
@@ -100,7 +104,7 @@ class FleetStrategy(Strategy):  # type: ignore[misc]
         self.boards: dict[int, BoardState] = {}
         self.rounds: list[RoundRecord] = []
         self._profiles: dict[str, str] = {}  # by kind of board and workload
-        self._plan: RoundPlan | None = None
+        self.growth: float | None = None  # of updates with progress, as it was seen so far
         self._arrays: Any = None
 
     def summary(self) -> None:
@@ -128,7 +132,7 @@ class FleetStrategy(Strategy):  # type: ignore[misc]
                 batch_size=int(plan.batch_size[at]) if state.searched else 0,
                 steps=int(plan.steps[at]),
                 noise_batch=self.noise_batch,
-                reference=self._reference(state),
+                references=self._references(state),
                 **leases.get(nodes[at], {}),
             )
             record = RecordDict(dict(message.content))
@@ -146,9 +150,7 @@ class FleetStrategy(Strategy):  # type: ignore[misc]
             [report.idle_w if report else 0 for report in reports],
         )
         limit_w = np.array([report.budget_w if report else math.inf for report in reports])
-        seen = [state.overhead_s for state in states if math.isfinite(state.overhead_s)]
-        usual_s = float(np.median(seen)) if seen else FIRST_OVERHEAD_S
-        overhead_s = np.array([s.overhead_s if math.isfinite(s.overhead_s) else usual_s for s in states])
+        overhead_s = np.array([self._usual_overhead_s(state) for state in states])
         step_s = np.array([r.train_s / r.steps if r and r.steps else math.nan for r in reports])
         length_s = self.length_s
         if length_s is None:
@@ -162,30 +164,49 @@ class FleetStrategy(Strategy):  # type: ignore[misc]
             )
         return plan_round(fronts, limit_w, overhead_s, length_s, self.noise_batch), leases
 
+    def _usual_overhead_s(self, state: BoardState) -> float:
+        """What a board's rounds take beside training; of one that is new, what they take on others."""
+        if math.isfinite(state.overhead_s):
+            return state.overhead_s
+        seen = [other.overhead_s for other in self.boards.values() if math.isfinite(other.overhead_s)]
+        return float(np.median(seen)) if seen else FIRST_OVERHEAD_S
+
     @staticmethod
     def _late_s(length_s: float) -> float:
         return LATE_S + LATE_SHARE * length_s
 
-    def _reference(self, state: BoardState) -> str:
-        """A profile of another board of its kind, for one that has not measured anything yet."""
+    def _references(self, state: BoardState) -> tuple[str, ...]:
+        """What other boards have measured, for one that has not yet; it knows itself which of them is of its kind."""
         if state.report is None:
-            return next(iter(self._profiles.values()), "") if len(self._profiles) == 1 else ""
-        return "" if state.report.front_batch else self._profiles.get(state.report.kind, "")
+            return tuple(self._profiles.values())[-MOST_REFERENCES:]
+        found = self._profiles.get(state.report.kind, "")
+        return (found,) if found and not state.report.front_batch else ()
 
     def exchange(self, grid: Grid, messages: Sequence[Any], planned_s: float) -> tuple[list[Any], dict[int, float]]:
         """Send a round's messages and gather the replies, with when each came, in seconds since they were sent."""
         sent_s = self.clock.now_s()
-        waiting = set(grid.push_messages(messages))
+        names = list(grid.push_messages(messages))
+        waiting = set(names)
+        # Boards that did not answer lately may, and nobody waits for them.
+        doubtful = {
+            name
+            for name, message in zip(names, messages, strict=True)
+            if self.boards[message.metadata.dst_node_id].missed
+        }
         replies: list[Any] = []
         arrived: dict[int, float] = {}
-        until_s = sent_s + planned_s + self._late_s(planned_s)
+        states = [self.boards[message.metadata.dst_node_id] for message in messages]
+        is_new = any(math.isnan(state.overhead_s) and not state.missed for state in states)
+        until_s = sent_s + planned_s + (FIRST_WAIT_S if is_new else self._late_s(planned_s))
         while waiting:
             now_s = self.clock.now_s()
             for reply in grid.pull_messages(list(waiting)):
                 waiting.discard(reply.metadata.reply_to_message_id)
                 replies.append(reply)
                 arrived[reply.metadata.src_node_id] = now_s - sent_s
-            if len(replies) >= len(messages) or now_s >= until_s:
+            if is_new and 2 * len(replies) > len(messages):  # so long it takes; the others get as much again
+                is_new, until_s = False, now_s + max(now_s - sent_s, planned_s)
+            if now_s >= (until_s if waiting - doubtful else sent_s + planned_s):
                 break
             self.clock.sleep(POLL_S)
         return replies, arrived
@@ -199,12 +220,28 @@ class FleetStrategy(Strategy):  # type: ignore[misc]
             made = [reply for reply, report in read if report is None]
             return self.inner.aggregate_train(server_round, made)  # type: ignore[no-any-return]
         weights = [float(max(report.data, 1)) for _, report in with_work]
-        factors = scales([report.progress for _, report in with_work], weights)
-        made = []
+        factors = [1.0] * len(with_work)
+        if self.normalise:
+            progress = [report.progress for _, report in with_work]
+            seen = growth_of(progress, [self._norm(reply) for reply, _ in with_work])
+            self.growth = seen if self.growth is None else REMEMBERED * self.growth + (1 - REMEMBERED) * seen
+            factors = scales(progress, weights, self.growth)
         for (reply, _), weight, factor in zip(with_work, weights, factors, strict=True):
-            self._scale(reply, weight, factor if self.normalise else 1.0)
-            made.append(reply)
+            self._scale(reply, weight, factor)
+        made = [reply for reply, _ in with_work]
         return self.inner.aggregate_train(server_round, made)  # type: ignore[no-any-return]
+
+    def _norm(self, reply: Any) -> float:
+        """How long an update is."""
+        record = next(iter(reply.content.array_records.values()))
+        pairs = (
+            (self._arrays[key].numpy(), array.numpy()) for key, array in record.items() if self._scales(key, array)
+        )
+        return math.sqrt(math.fsum(float(np.square(after - before, dtype=np.float64).sum()) for before, after in pairs))
+
+    def _scales(self, key: str, array: Any) -> bool:
+        """Whether this is a weight that was trained: neither a statistic of batches nor a count."""
+        return not self.is_statistic(key) and np.issubdtype(np.dtype(array.dtype), np.floating)
 
     def _read(self, reply: Any) -> Report | None:
         if KEY not in reply.content:
@@ -220,11 +257,10 @@ class FleetStrategy(Strategy):  # type: ignore[misc]
         name, record = next(iter(reply.content.array_records.items()))
         made = {}
         for key, array in record.items():
-            values = array.numpy()
-            if self.is_statistic(key) or not np.issubdtype(values.dtype, np.floating) or factor == 1.0:
+            if factor == 1.0 or not self._scales(key, array):
                 made[key] = array
                 continue
-            before = self._arrays[key].numpy()
+            values, before = array.numpy(), self._arrays[key].numpy()
             made[key] = Array((before + factor * (values - before)).astype(values.dtype))
         reply.content[name] = ArrayRecord(made)
         metrics = next(iter(reply.content.metric_records.values()))
@@ -279,8 +315,10 @@ class FleetStrategy(Strategy):  # type: ignore[misc]
         messages = self.configure_train(number, arrays, config, grid)
         if not messages:
             return None, None
-        planned_s = max(float(w.content[KEY]["train-s"]) for w in messages)
-        planned_s += max((s.overhead_s for s in self.boards.values() if math.isfinite(s.overhead_s)), default=LATE_S)
+        planned_s = max(
+            float(one.content[KEY]["train-s"]) + self._usual_overhead_s(self.boards[one.metadata.dst_node_id])
+            for one in messages
+        )
         replies, arrived = self.exchange(grid, messages, planned_s)
         reports = self._learn(messages, replies, arrived)
         ended_s = self.clock.now_s()

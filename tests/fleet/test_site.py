@@ -1,0 +1,111 @@
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from random import Random
+
+import numpy as np
+import pytest
+from hypothesis import given, settings, strategies as st
+
+from underwatt.budget import Budget, Schedule
+from underwatt.fleet.rounds import FrontPoint, Fronts
+from underwatt.fleet.site import Site, divide
+
+FLOOR_W, IDLE_W = 3.0, 2.0
+
+
+def _fronts(count: int, seed: int = 0) -> Fronts:
+    chance = Random(seed)
+    fronts = []
+    for _ in range(count):
+        fast = chance.uniform(0.002, 0.02)
+        fronts.append([FrontPoint(16, 4.0 + 2 * k, fast * 2 ** (3 - k), fast * 2 ** (3 - k) * 1.05) for k in range(4)])
+    return Fronts.of(fronts, [IDLE_W] * count)
+
+
+def _divided(count: int, spare_w: float, *, equal: bool = False, seed: int = 0) -> np.ndarray:
+    floors = np.full(count, FLOOR_W)
+    free, data = np.ones(count, dtype=bool), np.full(count, 100.0)
+    return divide(_fronts(count, seed), floors, np.full(count, 12.0), data, free, spare_w, 256.0, equal=equal)
+
+
+@settings(max_examples=40)
+@given(st.integers(1, 20), st.floats(0, 300), st.booleans(), st.integers(0, 5))
+def test_shares_are_within_the_source_and_each_boards_limits(
+    count: int, spare_w: float, equal: bool, seed: int
+) -> None:
+    granted = _divided(count, spare_w, equal=equal, seed=seed)
+    assert (granted >= FLOOR_W - 1e-9).all()
+    assert (granted <= 12.0 + 1e-9).all()
+    assert (granted - FLOOR_W).sum() <= spare_w + 1e-6
+
+
+def test_unequal_shares_let_the_slowest_board_pass_over_its_data_sooner() -> None:
+    fronts, data = _fronts(8), 100.0
+    slowest = {equal: fronts.rate_at(_divided(8, 12.0, equal=equal), 256.0).min() / data for equal in (False, True)}
+    assert slowest[False] > 1.2 * slowest[True]
+
+
+@dataclass
+class _Board:
+    lease_w: float = FLOOR_W
+    until_s: float = -math.inf
+    floor_w: float = FLOOR_W
+
+    def drawn_w(self, now_s: float) -> float:
+        return self.lease_w if now_s < self.until_s else self.floor_w
+
+
+@settings(max_examples=20)
+@given(st.integers(0, 10_000), st.floats(0.0, 0.5), st.booleans())
+def test_the_sites_watts_hold_at_every_moment_whatever_is_lost_or_late(seed: int, loss: float, equal: bool) -> None:
+    chance, count, delivery_s = Random(seed), 6, 3.0
+    course = Schedule.of([(0.0, 45.0), (40.0, 24.0), (80.0, 60.0)])
+    site = Site(Budget(schedule=course), dict.fromkeys(range(count), FLOOR_W), delivery_s=delivery_s, equal=equal)
+    boards, fronts, now_s = [_Board() for _ in range(count)], _fronts(count, seed), 0.0
+    changes: list[tuple[float, int, float, float]] = []  # (when it hears, board, watts, until)
+    for _ in range(12):
+        nodes = [at for at in range(count) if chance.random() < 0.9]
+        length_s = chance.uniform(2.0, 12.0)
+        asked = fronts_of(fronts, nodes)
+        _, said = site.grant(now_s, nodes, asked, np.full(len(nodes), 12.0), np.full(len(nodes), 50.0), length_s, 256.0)
+        for node in nodes:
+            if chance.random() >= loss:
+                heard_s = now_s + chance.uniform(0.0, delivery_s)
+                changes.append((heard_s, node, said[node]["lease_w"], heard_s + said[node]["lease_s"]))
+                if chance.random() >= loss:  # it replies after a while, and draws no more than its floor then
+                    changes.append((heard_s + 0.9 * length_s, node, -1.0, -math.inf))
+        until_s = now_s + length_s + delivery_s
+        while now_s < until_s:
+            for change in sorted(one for one in changes if one[0] <= now_s):
+                _, node, watts, ends_s = change
+                changes.remove(change)
+                if watts < 0:
+                    boards[node].until_s = -math.inf
+                    site.returned(node)
+                else:
+                    boards[node].lease_w, boards[node].until_s = watts, ends_s
+            drawn_w = sum(board.drawn_w(now_s) for board in boards)
+            assert drawn_w <= max(course.power_w(now_s), FLOOR_W * count) + 1e-6
+            now_s += 1.0
+
+
+def fronts_of(fronts: Fronts, nodes: list[int]) -> Fronts:
+    return Fronts(*(getattr(fronts, name)[nodes] for name in Fronts.__slots__))
+
+
+def test_watts_of_a_silent_board_are_given_to_others_when_its_lease_is_over() -> None:
+    site = Site("30W", FLOOR_W, delivery_s=2.0)
+    limits, data = np.full(2, 30.0), np.full(2, 50.0)
+    first, _ = site.grant(0.0, [1, 2], _fronts(2), limits, data, 10.0, 256.0)
+    assert first.sum() == pytest.approx(30.0)
+    site.returned(1)
+    while_held, _ = site.grant(10.0, [1], _fronts(1), limits[:1], data[:1], 10.0, 256.0)
+    assert while_held[0] <= 30.0 - first[1] + 1e-9
+    site.returned(1)
+    later, _ = site.grant(40.0, [1], _fronts(1), limits[:1], data[:1], 10.0, 256.0)
+    assert later[0] == pytest.approx(30.0 - FLOOR_W)  # its floor is kept for it
+    site.returned(1)
+    site.left(2)
+    assert site.grant(80.0, [1], _fronts(1), limits[:1], data[:1], 10.0, 256.0)[0][0] == pytest.approx(30.0)
