@@ -177,7 +177,8 @@ class Job:
         """The rule that suits the optimizer; a real one is asked, so that classes, partials and lambdas all do."""
         torch = require("torch", extra="torch")
         try:
-            return usual_rule(self.make_optimizer(torch.nn.Linear(1, 1), self.lr))
+            with torch.random.fork_rng([]):  # whoever asks in the middle of a training finds it as it was
+                return usual_rule(self.make_optimizer(torch.nn.Linear(1, 1), self.lr))
         except Exception:  # noqa: BLE001 - one that sorts parameters into groups may want those of the model
             with torch.random.fork_rng([]):
                 model = self.model if isinstance(self.model, torch.nn.Module) else self.model()
