@@ -62,6 +62,15 @@ def test_gradients_that_are_hardly_noisy_make_batches_smaller_and_the_search_sho
         assert not pilot.learns, "trainings to the target say more"
 
 
+def test_what_others_change_at_the_knobs_is_said_in_the_log(tmp_path: Path) -> None:
+    device, changes = virtual(), [("gpu/max_freq was set to 1 and now reads 2",), ()]
+    device.foreign_changes = lambda: changes.pop(0) if len(changes) > 1 else ()  # type: ignore[attr-defined]
+    with make(device, tmp_path) as pilot:
+        train(pilot, 8)
+    warned = [note.text for note in read_log(tmp_path / "log.jsonl").of(Noted) if note.level == "warning"]
+    assert warned.count("gpu/max_freq was set to 1 and now reads 2") == 1
+
+
 def test_progress_is_told_about_once_a_second(tmp_path: Path) -> None:
     with make(virtual(), tmp_path) as pilot:
         train(pilot, 30, loss=0.25)
