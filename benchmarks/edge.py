@@ -1,6 +1,6 @@
 """The scenarios of "Accelerated Training on Low-Power Edge Devices" on a virtual Jetson Nano and TX2 NX.
 
-    python benchmarks/edge.py --json OUT [--methods cold,published] [--watts mean,peak] [--convergence FILE]
+    python benchmarks/edge.py --json OUT [--methods cold,published] [--watts mean,peak] [--boards nano,tx2-nx]
 
 Simulated: the boards (time, power, sensor; their constants come from ``drivers.virtual.board_specs``, never from
 here). Real: the networks' counted costs, and samples to target by batch size from trainings on a real GPU
@@ -361,12 +361,14 @@ COLUMNS = (
 )
 
 
-def run(record: dict[str, Any], methods: Sequence[str], watts: Sequence[Watts]) -> list[dict[str, Any]]:
+def run(
+    record: dict[str, Any], methods: Sequence[str], watts: Sequence[Watts], boards: Sequence[str] = BOARDS
+) -> list[dict[str, Any]]:
     """Every network on every board, told as it goes."""
     rows = []
     for model, cost in costs().items():
         proxy = convergence(record, model, "proxy")
-        for board in BOARDS:
+        for board in boards:
             world = make_world(board, model, cost, convergence(record, model, "target"))
             for case in [case for kind in watts for case in cases_of(world, proxy, kind)]:
                 for row in rows_of(case, methods):
@@ -420,13 +422,14 @@ def main(given: Sequence[str] | None = None) -> int:
     parser.add_argument("--convergence", type=Path, default=RECORD, help="a record made by record_convergence.py")
     parser.add_argument("--methods", default=",".join(METHODS))
     parser.add_argument("--watts", default="mean,peak", help="what budgets bound")
+    parser.add_argument("--boards", default=",".join(BOARDS))
     arguments = parser.parse_args(given)
     methods = arguments.methods.split(",")
     if unknown := [method for method in methods if method not in METHODS]:
         parser.error(f"unknown method {unknown[0]!r}: choose from {', '.join(METHODS)}")
     try:
         watts = [Watts(kind) for kind in arguments.watts.split(",")]
-        rows = run(json.loads(arguments.convergence.read_text()), methods, watts)
+        rows = run(json.loads(arguments.convergence.read_text()), methods, watts, arguments.boards.split(","))
     except (UnderwattError, OSError, ValueError, KeyError) as exc:
         print(f"error: {arguments.convergence.name}: {exc}", file=sys.stderr)
         return 2

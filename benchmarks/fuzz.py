@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import io
 import json
-import math
 import os
 import random
 import signal
@@ -223,7 +222,7 @@ class _Reader:
         self._space = open_device("virtual:nano").space
         SysfsBoard.create(VirtualBoard(BOARDS["orin-nano"]), folder / "board")
         with socket.socket() as listener:
-            self._helper = Service(Keeper(JetsonBoard(Sysfs(folder / "board"))), listener, 0, per_second=math.inf)
+            self._helper = Service(Keeper(JetsonBoard(Sysfs(folder / "board"))), listener, 0)
 
     def _put(self, name: str, data: bytes) -> Path:
         path = self._folder / name
@@ -391,11 +390,13 @@ class _Caller:
         self._service = service
         link, self._end = socket.socketpair()
         self._end.settimeout(HANG_S)
-        self._client = Client(link, Peer(os.getpid(), os.geteuid(), frozenset()), 0.0)
+        self._client = Client(link, Peer(os.getpid(), os.geteuid(), frozenset()))
+        self._client.process.forget()  # this process does not end
+        service._clients.append(self._client)
 
     def ask(self, line: bytes) -> dict[str, Any]:
         self._client.waiting += line + b"\n"
-        self._service._answer_lines(self._client)
+        self._service._answer_line(self._client)
         return dict(json.loads(self._end.recv(1 << 20)))
 
     def close(self) -> None:

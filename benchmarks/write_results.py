@@ -38,8 +38,11 @@ COMMANDS = {
     "select": f"select.py {MOBILENET} --budgets 17:50:1 --repeats 3 --keep",
     "joint_v100": f"joint.py {ZEUS}v100.csv --keep v100",
     "joint_a40": f"joint.py {ZEUS}a40.csv --keep a40",
-    "edge_mean": "edge.py --watts mean --keep mean",
-    "edge_peak": "edge.py --watts peak --keep peak",
+    **{
+        f"edge_{watts}_{board}": f"edge.py --watts {watts} --boards {board} --keep {watts}_{board}"
+        for watts in ("mean", "peak")
+        for board in ("nano", "tx2-nx")
+    },
     "measure": "measure.py --cases 200 --keep",
     "physics": "physics.py --data {data}/powertrain --keep",
     "hold_0": "hold.py --cases steps,solar --seeds 0,1 --keep 0",
@@ -211,7 +214,7 @@ LINES = (
     Line(
         "the paper's scenarios, four networks on *simulated* Nano and TX2 NX, convergence from real trainings",
         "edge",
-        ("edge_mean", "edge_peak"),
+        tuple(name for name in COMMANDS if name.startswith("edge_")),
         edged,
     ),
     Line("a measurement, on *simulated* boards where the truth is known", "measure", ("measure",), measured),

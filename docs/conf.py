@@ -60,6 +60,7 @@ docs/jetson
 docs/how-it-chooses
 docs/planning
 docs/devices
+docs/helper
 docs/measuring
 docs/troubleshooting
 :::

@@ -7,13 +7,26 @@ import os
 import random
 import tarfile
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from underwatt import Job, count_cost
 from underwatt.errors import JobError, MissingExtraError
 
 SEQUENCE = 64
+
+
+def board(network: Any, data: Any, *, is_loss: bool = False) -> dict[str, Any]:
+    """Where the examples train: on the device that UNDERWATT_DEVICE names, else on a simulated Jetson Nano.
+
+    A simulated board has to be told what a step costs; the training is real. ``is_loss``: the network gives its loss.
+    """
+    if device := os.environ.get("UNDERWATT_DEVICE"):
+        return {"device": device}
+    how: dict[str, Any] = {"forward": lambda net, batch: (net(**batch).loss, None), "loss": lambda loss, _: loss}
+    return {"device": "virtual:nano", "cost": count_cost(Job(network, data, target=1.0, **(how if is_loss else {})))}
 
 
 def data_folder() -> Path:

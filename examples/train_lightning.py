@@ -1,8 +1,9 @@
-"""Lightning under a power budget: ``LightningCallback`` is all that a training script gains.
+"""Lightning under a power budget: one callback more, which also changes the batch size under way.
 
-    python examples/train_lightning.py --device nvml:0 --budget 300W
+    python examples/train_lightning.py   # on a simulated Jetson Nano; UNDERWATT_DEVICE=nvml:0 names a real device
 
-Without ``--device`` the board is a simulated Jetson Nano, which has to be told what a step costs; the training is real.
+Lines that end with ``# +`` are what Underwatt adds; ``# -`` is a line that one of them stands for. Without the one and
+with the other it is the script as it was, which a test runs too.
 """
 
 from __future__ import annotations
@@ -13,8 +14,8 @@ import lightning
 import torch
 from torch.utils.data import DataLoader, TensorDataset
 
-from data import digits
-from underwatt import Job, LightningCallback, count_cost
+from data import board, digits
+from underwatt import LightningCallback  # +
 
 
 def network() -> torch.nn.Module:
@@ -38,19 +39,17 @@ class Digits(lightning.LightningModule):
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--device", default="virtual:nano")
-    parser.add_argument("--budget", default="3W")
     parser.add_argument("--epochs", type=int, default=10)
     parser.add_argument("--folder", default="out/train_lightning")
     options = parser.parse_args()
 
     lightning.seed_everything(0, verbose=False)
-    loader = DataLoader(TensorDataset(*digits()), batch_size=32, shuffle=True, drop_last=True)
-    cost = count_cost(Job(network, digits(), target=0.9)) if options.device.startswith("virtual") else None
-    budget = LightningCallback(budget=options.budget, device=options.device, folder=options.folder, cost=cost)
+    loader = DataLoader(TensorDataset(*digits()), batch_size=32, shuffle=True)
+    where = {"folder": options.folder, **board(network, digits())}  # +
+    budget = LightningCallback(budget_w=3, batch_sizes=(8, 16, 32, 64), **where)  # +
     trainer = lightning.Trainer(
+        callbacks=[budget],  # +
         max_epochs=options.epochs,
-        callbacks=[budget],
         logger=False,
         enable_checkpointing=False,
         enable_model_summary=False,

@@ -1,9 +1,10 @@
-"""A Transformers ``Trainer`` under a power budget: ``TransformersCallback`` is all that a training script gains.
+"""A Transformers ``Trainer`` under a power budget: one callback more, which also changes the batch size under way.
 
-    python examples/train_transformers.py --device nvml:0 --budget 300W
+    python examples/train_transformers.py   # on a simulated Jetson Nano; UNDERWATT_DEVICE=nvml:0 names a real device
 
-Without ``--device`` the board is a simulated Jetson Nano, which has to be told what a step costs; the training is real:
-a small GPT-2 that learns the sentences of a made-up grammar, letter by letter. Nothing is downloaded.
+A small GPT-2 learns the sentences of a made-up grammar, letter by letter. Nothing is downloaded.
+Lines that end with ``# +`` are what Underwatt adds; ``# -`` is a line that one of them stands for. Without the one and
+with the other it is the script as it was, which a test runs too.
 """
 
 from __future__ import annotations
@@ -13,8 +14,8 @@ import argparse
 import torch
 from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments
 
-from data import grammar_text
-from underwatt import Job, TransformersCallback, count_cost
+from data import board, grammar_text
+from underwatt import TransformersCallback  # +
 
 LENGTH = 32
 
@@ -32,23 +33,10 @@ def network() -> GPT2LMHeadModel:
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--device", default="virtual:nano")
-    parser.add_argument("--budget", default="3W")
     parser.add_argument("--steps", type=int, default=150)
     parser.add_argument("--folder", default="out/train_transformers")
     options = parser.parse_args()
 
-    cost = None
-    if options.device.startswith("virtual"):
-        job = Job(
-            network,
-            sentences(),
-            target=1.0,
-            forward=lambda net, batch: (net(**batch).loss, None),
-            loss=lambda loss, _: loss,
-        )
-        cost = count_cost(job)
-    budget = TransformersCallback(budget=options.budget, device=options.device, folder=options.folder, cost=cost)
     arguments = TrainingArguments(
         output_dir=options.folder,
         max_steps=options.steps,
@@ -57,7 +45,10 @@ def main() -> None:
         save_strategy="no",
         report_to="none",
     )
-    Trainer(network(), arguments, train_dataset=sentences(), callbacks=[budget]).train()
+    where = {"folder": options.folder, **board(network, sentences(), is_loss=True)}  # +
+    budget = TransformersCallback(budget_w=3, batch_sizes=(8, 16, 32, 64), **where)  # +
+    # - Trainer(network(), arguments, train_dataset=sentences()).train()
+    Trainer(network(), arguments, train_dataset=sentences(), callbacks=[budget]).train()  # +
 
 
 if __name__ == "__main__":

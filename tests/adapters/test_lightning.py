@@ -329,4 +329,4 @@ def test_the_example(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     runpy.run_path(str(EXAMPLES / "train_lightning.py"), run_name="__main__")
     end = read_log(tmp_path / "run" / "log.jsonl").end
     assert end is not None
-    assert (end.outcome, end.restored, end.steps) == ("finished", True, 112)
+    assert (end.outcome, end.restored, end.samples) == ("finished", True, 2 * 1797)

@@ -246,4 +246,5 @@ def test_the_example(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     runpy.run_path(str(EXAMPLES / "train_transformers.py"), run_name="__main__")
     end = read_log(tmp_path / "run" / "log.jsonl").end
     assert end is not None
-    assert (end.outcome, end.restored, end.steps) == ("finished", True, 30)
+    assert (end.outcome, end.restored) == ("finished", True)
+    assert end.samples == pytest.approx(30 * 16, abs=64), "the data of so many batches of its own"

@@ -86,12 +86,13 @@ MADE_UP: dict[str, list[dict[str, Any]]] = {
     ],
     "joint_v100": [{"method": method, "measured": 7, "time_over_oracle": ratio} for method, ratio in RATIOS.items()],
     **{
-        f"edge_{watts}": [
+        f"edge_{watts}_{board}": [
             {"method": method, "watts": watts, "speedup": speedup}
             for method, least in (("cold", 1.0), ("underwatt", 2.0), ("published", 1.2))
             for speedup in (least, 4 * least)
         ]
         for watts in ("mean", "peak")
+        for board in ("nano", "tx2-nx")
     },
     "measure": [
         {"status": "ok", "step_error": error, "power_error": 0.001, "cost_s": 3.0, "powertrain_s": 10.0}

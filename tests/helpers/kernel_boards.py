@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import pickle
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -43,11 +43,17 @@ class Boards:
 
 def as_nobody(ask: Callable[[], Any]) -> Any:
     """The answer of a process of this user's without any right."""
+    return as_user(ask, 65534, [65534])
+
+
+def as_user(ask: Callable[[], Any], user: int, groups: Sequence[int]) -> Any:
+    """The answer of a process of another user's."""
     here, there = os.pipe()
     child = os.fork()
     if child == 0:
-        os.setgid(65534)
-        os.setuid(65534)
+        os.setgroups(groups)
+        os.setgid(groups[0])
+        os.setuid(user)
         try:
             answer = ask()
         except Exception as exc:  # noqa: BLE001 - handed to the test, whatever it is

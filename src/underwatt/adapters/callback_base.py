@@ -3,12 +3,14 @@
 Where batch sizes are offered and the trainer's loader allows it, batches are made one by one, as large as the budget
 asks for. Worker processes prepare some ahead, so a step counts with the samples it had. Of several processes the first
 one decides, and tells the others after each step: all take the same batch size at the same step, and wait together.
+The watts of the budget are those of all devices on its machine that take part.
 """
 
 from __future__ import annotations
 
 import contextlib
 import math
+import socket
 from functools import partial
 from itertools import count
 from pathlib import Path
@@ -16,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from underwatt.adapters.follow import LoaderFollower, why_fixed
 from underwatt.adapters.tuner import one_budget, tune
+from underwatt.device.registry import open_device
 from underwatt.device.signals import uninterrupted
 from underwatt.errors import InputError, StepError
 from underwatt.jobs._torch import torch
@@ -82,13 +85,14 @@ class TrainerBudget:
             tune,
             budget=one_budget("A callback", budget_w, budget),
             convergence=convergence,
-            device=device,
             store=store,
             references=references,
             cost=cost,
             set_modes=set_modes,
             options=options,
         )
+        self._device = device
+        self._local_gpus = ""  # of all processes on this machine, where there are several
         self._tuner: Tuner | None = None  # none where nothing is under way, and in all processes but the first
         self._other_work = contextlib.ExitStack()
         self._tested: Callable[[int], None] | None = None  # while the model is tested
@@ -138,6 +142,7 @@ class TrainerBudget:
         self._parts, self._processes, self._step_size = parts, processes, batch_size * parts
         if self._group is None and processes > 1 and torch.distributed.is_initialized():
             self._group = torch.distributed.new_group(backend="gloo")
+            self._local_gpus = _gpus_here(self._group, processes)
         if self._batches is not None:
             self._followers = [RateFollower(optimizer, self._step_size, self._lr_rule)]
             if self._schedule == "samples":
@@ -150,7 +155,11 @@ class TrainerBudget:
     def _take_hold(self, model: nn.Module, processes: int) -> None:
         parts, name = self._parts, self._name or _name_of(model)
         sizes = self._sizes if self._batches is not None else (self._own_size,)
+        device = self._device or self._local_gpus or ""
+        opened = open_device(device) if isinstance(device, str) else device
+        whose = f"{opened.info.name} together" if "," in opened.info.address else opened.info.name
         tuner = self._tune(
+            device=opened,
             batch_sizes=tuple(size * parts for size in sizes),
             # A step in parts takes longer than a whole one, so what is measured is kept apart.
             name=name if parts == 1 else f"{name} in {parts} parts",
@@ -160,7 +169,7 @@ class TrainerBudget:
         if self._why_not:
             tuner.note("info", f"The batch size stays as it is: {self._why_not}. Power mode and pauses are tuned.")
         if processes > 1:
-            tuner.note("info", f"The first of {processes} processes decides for all; only its device is controlled.")
+            tuner.note("info", f"The first of {processes} processes decides for all; its budget is that of {whose}.")
 
     # What a checkpoint holds
 
@@ -294,6 +303,17 @@ class TrainerBudget:
         followers, self._followers = self._followers, []
         for follower in (*followers, *((batches,) if batches is not None else ())):
             follower.close()
+
+
+def _gpus_here(group: Any, processes: int) -> str:
+    """The addresses of the GPUs that the processes on this machine train on; nothing where they use none."""
+    mine = ""
+    if torch.cuda.is_available():
+        uuid = getattr(torch.cuda.get_device_properties(torch.cuda.current_device()), "uuid", "")
+        mine = f"nvml:GPU-{uuid}" if uuid else ""
+    told: list[Any] = [None] * processes
+    torch.distributed.all_gather_object(told, (socket.gethostname(), mine), group=group)
+    return ",".join(dict.fromkeys(gpu for host, gpu in told if host == socket.gethostname() and gpu))
 
 
 def _batch_size_of(loader: Any) -> int | None:

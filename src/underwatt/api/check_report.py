@@ -89,7 +89,7 @@ def _names_here() -> tuple[str, ...]:
 def software_of(info: DeviceInfo) -> dict[str, str]:
     """Versions: of the board's own software, and of what looks at it; of the kernel, nothing that its builder added."""
     kernel = re.match(r"[\d.]+", platform.release())
-    is_here = info.address == "jetson:/" or info.backend == "nvml"
+    is_here = info.address in ("jetson:/", "helper:") or info.backend == "nvml"
     here = {"kernel": kernel[0]} if kernel and is_here else {}
     return {**info.software, **here, "python": platform.python_version(), "underwatt": underwatt.__version__}
 

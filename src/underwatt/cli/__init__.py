@@ -27,6 +27,10 @@ COMMANDS = {
     "devices": ("devices", "Show what is here, what can be read and set, and what would permit the rest."),
     "set": ("devices", "Set a power mode and leave it so; `underwatt restore` brings back what was there before."),
     "restore": ("devices", "Put back whatever a killed session or `underwatt set` left changed."),
+    "helper": (
+        "helper",
+        "The service that sets this Jetson's knobs for a group: install it, remove it, look at it.",
+    ),
     "profile": (
         "profile",
         "Measure step time and power of a job at several settings; interrupt and run again to go on where it stopped.",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import os
+import signal
 import sys
 import time
 from contextlib import redirect_stdout
@@ -40,6 +41,21 @@ PERIOD_S = 0.25
 LINE_PERIOD_S = 30.0  # where there is no terminal, and each line stays
 COLOURS = {"searching": "cyan", "holding": "green", "correcting": "yellow", "restoring": "dim"}
 CLOSED_TERMINAL = contextlib.suppress(OSError)  # nobody may be looking any more, which ends no training
+
+
+def outlive_terminal() -> None:
+    """Go on when the terminal closes, as where a connection breaks; who wants the run to end sends it SIGTERM."""
+    terminals = [number for number in range(3) if os.isatty(number)]
+
+    def forget(*_: object) -> None:
+        # Nobody reads what is printed any more, by the job either, and each print would be an error.
+        nowhere = os.open(os.devnull, os.O_RDWR)
+        for number in terminals:
+            os.dup2(nowhere, number)
+        os.close(nowhere)
+
+    if signal.getsignal(signal.SIGHUP) is signal.SIG_DFL:  # what nohup has ignored stays so
+        signal.signal(signal.SIGHUP, forget)
 
 
 class Display:
@@ -150,6 +166,7 @@ def run(
     given = common.options_of(locals(), "job", "no_modes", "as_json")
     options = underwatt.RunOptions(**given, set_modes=not no_modes)
     display = Display(common.LOG)
+    outlive_terminal()
     with redirect_stdout(sys.stderr), display:  # what a job prints is not our answer
         ended = underwatt.run(job, options, listener=display.listen, watch=display.watch)
     log = ended.record()

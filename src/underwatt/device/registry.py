@@ -11,6 +11,7 @@ from importlib import import_module
 from importlib.metadata import entry_points
 from typing import TYPE_CHECKING, cast
 
+from underwatt.device.several import together
 from underwatt.errors import NoDeviceError, UnderwattError
 
 if TYPE_CHECKING:
@@ -55,7 +56,7 @@ def find_addresses() -> list[str]:
 
 
 def open_device(address: str | None = None) -> Device:
-    """Open ``backend[:where]``, or the likeliest device here when no address is given."""
+    """Open ``backend[:where]``, or the likeliest device here when no address is given; several, with commas, as one."""
     if not address:
         here = find_addresses()
         if not here:
@@ -64,6 +65,8 @@ def open_device(address: str | None = None) -> Device:
                 hint="Try a simulated one with --device virtual:nano; `underwatt devices --all` lists them.",
             )
         address = here[0]
+    if "," in address:
+        return together([open_device(part.strip()) for part in address.split(",")])
     name, _, where = address.partition(":")
     return load_backend(name).open(where)
 

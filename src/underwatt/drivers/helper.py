@@ -7,6 +7,7 @@ checks what is asked for, and puts everything back when this process ends, in wh
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import os
 import socket
@@ -28,8 +29,9 @@ from underwatt.errors import (
     NoDeviceError,
     NotPermittedError,
     SensorError,
+    UnderwattError,
 )
-from underwatt.helper import SOCKET
+from underwatt.helper import INSTALL, LONGEST, PROTOCOL, SOCKET
 from underwatt.helper.board import Ability, Identity, State, remedy
 from underwatt.helper.board_facts import CONF_FILE, NvpConf, parse_conf
 from underwatt.helper.errors import LeaseError
@@ -38,10 +40,9 @@ from underwatt.helper.sysfs import Sysfs
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-LEASE_S = 60.0
+LEASE_S, RENEW_S = 60.0, 10.0
 ANSWER_S = 20.0
 VALUES_S = 1.0  # for so long what knobs may be set to is taken to be the same; the helper itself looks each time
-LONGEST_ANSWER = 1 << 18
 _KINDS: dict[str, type[DeviceError | InputError]] = {
     kind.__name__: kind
     for kind in (
@@ -49,7 +50,7 @@ _KINDS: dict[str, type[DeviceError | InputError]] = {
         *(NotPermittedError, SensorError),
     )
 }
-_LOST = "The helper had put everything back: {}. It was set again."
+_STARTED_AGAIN = "it was started again, or did not answer"
 
 
 class Link:
@@ -63,77 +64,111 @@ class Link:
         self._turn = threading.Lock()
         self._socket: socket.socket | None = None
         self._process = os.getpid()
+        self._numbers = itertools.cycle(range(1, 1_000_000))
 
     def ask(self, do: str, **more: Any) -> dict[str, Any]:
         """The answer to a message; raises ``ConnectionError`` where it got lost, and what the helper refuses."""
         if os.getpid() != self._process:
             self._begin()  # the parent's connection stays the parent's
-        line = json.dumps({"do": do, **more}).encode() + b"\n"
         with self._turn:
+            number = next(self._numbers)
+            line = json.dumps({"do": do, "id": number, **more}).encode() + b"\n"
             try:
                 if self._socket is None:
                     self._socket = self._connected()
                 self._socket.sendall(line)
-                answer = json.loads(self._line(self._socket))
+                answer = self._answer(self._socket, number)
             except (OSError, ValueError) as exc:
                 self._drop()
                 raise ConnectionError(str(exc)) from exc
         if answer.get("ok"):
-            return dict(answer)
+            return answer
         kind = _KINDS.get(answer.get("kind", ""), DeviceError)
         raise kind(str(answer.get("error", "The helper refused.")), hint=str(answer.get("hint", "")))
 
     def _connected(self) -> socket.socket:
         made = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        made.settimeout(ANSWER_S)
-        made.connect(self.path)
+        try:
+            made.settimeout(ANSWER_S)
+            made.connect(self.path)
+        except OSError:
+            made.close()
+            raise
+        self._heard = b""
         return made
 
-    def _line(self, made: socket.socket) -> bytes:
-        heard = b""
-        while not heard.endswith(b"\n"):
-            more = made.recv(1 << 16)
-            if not more or len(heard) > LONGEST_ANSWER:
+    def _answer(self, made: socket.socket, number: int) -> dict[str, Any]:
+        """The answer of that number: one to a question that a signal broke off may come before it."""
+        while True:
+            line, end, rest = self._heard.partition(b"\n")
+            if end:
+                self._heard = rest
+                answer = json.loads(line)
+                if answer["id"] in (number, None):  # none: the helper did not even read the question
+                    return dict(answer)
+            elif len(line) > LONGEST or not (more := made.recv(LONGEST)):
                 raise ConnectionError("it ended the connection")
-            heard += more
-        return heard
+            else:
+                self._heard += more
 
     def close(self) -> None:
         """End the connection."""
         with self._turn:
             self._drop()
 
+    def __del__(self) -> None:
+        self._drop()  # who opens a device by its address may just forget it
+
     def _drop(self) -> None:
         if self._socket is not None:
+            if os.getpid() == self._process:
+                with contextlib.suppress(OSError):
+                    self._socket.shutdown(socket.SHUT_RDWR)  # also where a loader's worker has it open
             self._socket.close()
             self._socket = None
 
 
 class RemoteBoard:
-    """What ``JetsonBoard`` is, asked of the helper."""
+    """What ``JetsonBoard`` is, asked of the helper.
+
+    Where the helper has put everything back although this process still holds the board (it was started again, or this
+    process was stopped for longer than the lease), the board is taken and set again, and that is said.
+    """
 
     def __init__(self, path: str) -> None:
         self.link = Link(path)
+        self._begin()
         told = self._ask("describe")
+        if told.get("protocol") != PROTOCOL:
+            self.link.close()
+            hint = f"Install this one's: {INSTALL}."
+            raise DeviceError(f"The helper at {path} is of another version of Underwatt.", hint=hint)
         self.identity = Identity(**told["identity"])
         self.sysfs = Sysfs(told["root"])  # for what a check shows of it; a container may hide it
         self.conf = _conf(self.sysfs)
         self._values = _tuples(told["values"])
         self._values_s = time.monotonic()
+
+    def _begin(self) -> None:
+        self._turn = threading.RLock()
+        self._process = os.getpid()
         self._lease = ""
         self._keeps = False  # a session holds it, also while nothing is set
-        self._process = os.getpid()
+        self._mode: dict[str, float] = {}  # what is set, to be set again
         self._said: list[str] = []
+        self._let_go = threading.Event()
 
     def _ask(self, do: str, **more: Any) -> dict[str, Any]:
         """Ask what may be asked twice: a helper that has started again answers as well."""
         try:
             return self.link.ask(do, **more)
         except ConnectionError:
-            try:
-                return self.link.ask(do, **more)
-            except ConnectionError as exc:
-                raise _silent(self.link.path, exc) from exc
+            with contextlib.suppress(ConnectionError):
+                self._look_after(_STARTED_AGAIN)
+        try:
+            return self.link.ask(do, **more)
+        except ConnectionError as exc:
+            raise _silent(self.link.path, exc) from exc
 
     def values(self) -> Mapping[str, tuple[float, ...]]:
         """What each knob may be set to."""
@@ -166,35 +201,83 @@ class RemoteBoard:
 
     def foreign_changes(self) -> tuple[str, ...]:
         """What others have changed, the helper itself included."""
+        changes = self._ask("read", what="changes")["changes"]
         said, self._said = self._said, []
-        return (*said, *self._ask("read", what="changes")["changes"])
+        return (*said, *changes)
 
     def hold(self, *, keeps: bool = False) -> bool:
-        """Take the board for this process."""
-        told = self._ask("hold", lease_s=LEASE_S)
-        self._lease, self._keeps, self._process = told["lease"], keeps, os.getpid()
-        threading.Thread(target=self._renew, args=(self._lease,), name="underwatt-lease", daemon=True).start()
+        """Take the board for this process; whether something that was killed had to be put back first."""
+        if os.getpid() != self._process:
+            self._begin()  # what the parent holds is the parent's
+        with self._turn:
+            recovered = False
+            if not self._lease:
+                recovered = self._take()
+                self._let_go = threading.Event()
+                threading.Thread(target=self._renew, args=(self._let_go,), name="underwatt-lease", daemon=True).start()
+            self._keeps = self._keeps or keeps
+        return recovered
+
+    def _take(self) -> bool:
+        try:
+            told = self.link.ask("hold", lease_s=LEASE_S)
+        except ConnectionError:  # a helper that has started again
+            try:
+                told = self.link.ask("hold", lease_s=LEASE_S)
+            except ConnectionError as exc:
+                raise _silent(self.link.path, exc) from exc
+        self._lease = told["lease"]
         return bool(told["recovered"])
 
     def apply(self, mode: Mapping[str, float]) -> None:
-        """Set knobs; where the hold was lost it is taken again, which is said."""
+        """Set knobs."""
         if not mode:
             return
         if not self._is_ours():
             self.hold()
-        try:
-            self.link.ask("apply", lease=self._lease, mode=dict(mode))
+        with self._turn:
+            try:
+                self.link.ask("apply", lease=self._lease, mode=dict(mode))
+            except LeaseError:
+                self._set_again({**self._mode, **mode}, f"this process gave no sign of life for {LEASE_S:g} s")
+            except ConnectionError:
+                self._set_again({**self._mode, **mode}, _STARTED_AGAIN)
+            self._mode.update(mode)
+
+    def _set_again(self, mode: Mapping[str, float], why: str) -> None:
+        """Take the board once more, as the hold was lost, and set it."""
+        self._take()
+        if mode:
+            try:
+                self.link.ask("apply", lease=self._lease, mode=dict(mode))
+            except ConnectionError as exc:
+                raise _silent(self.link.path, exc) from exc
+            self._said.append(f"The helper had put everything back: {why}. It was set again.")
+
+    def _look_after(self, why: str = "") -> None:
+        """Show that this process lives; where the hold was lost all the same, take it and set it again."""
+        if not self._is_ours():
             return
-        except LeaseError:
-            why = f"this process gave no sign of life for {LEASE_S:g} s"
-        except ConnectionError:
-            why = "it was started again, or did not answer"
-        self.hold(keeps=self._keeps)
-        self._said.append(_LOST.format(why))
-        try:
-            self.link.ask("apply", lease=self._lease, mode=dict(mode))
-        except ConnectionError as exc:
-            raise _silent(self.link.path, exc) from exc
+        with self._turn:
+            if not self._lease:
+                return  # let go meanwhile
+            try:
+                self.link.ask("hold", lease=self._lease)
+                return
+            except LeaseError:
+                why = why or f"this process gave no sign of life for {LEASE_S:g} s"
+            except ConnectionError:
+                why = _STARTED_AGAIN
+            try:
+                self._set_again(self._mode, why)
+            except DeviceError as exc:
+                said = f"The helper has put everything back: {why}. It cannot be set again: {exc.message}"
+                self._said += [said] if said not in self._said[-1:] else []
+
+    def _renew(self, let_go: threading.Event) -> None:
+        while not let_go.wait(RENEW_S):
+            with contextlib.suppress(DeviceError, ConnectionError):
+                self._look_after()
 
     def restore(self, _snapshot: Mapping[str, str]) -> None:
         """Have the helper put back what it found when the hold began: a snapshot of ours is not taken for it."""
@@ -204,28 +287,31 @@ class RemoteBoard:
     def let_go(self) -> None:
         """Put back, and let the next one in."""
         if self._is_ours():
-            self._keeps = False
             self._release(hold=False)
 
     def _release(self, *, hold: bool) -> None:
-        lease = self._lease
-        self._lease = lease if hold else ""
-        try:
-            self.link.ask("release", lease=lease, hold=hold)
-        except (LeaseError, ConnectionError):
-            self._lease = ""  # the end of a hold or of its connection puts back as well
-            trouble = self._ask("describe")["trouble"]
-            if trouble:
-                raise ApplyError(trouble) from None
+        with self._turn:
+            lease, self._mode = self._lease, {}
+            if not hold:
+                self._lease, self._keeps = "", False
+                self._let_go.set()
+            try:
+                self.link.ask("release", lease=lease, hold=hold)
+            except (LeaseError, ConnectionError):  # the end of a hold or of its connection puts back as well
+                trouble = self._ask("describe")["trouble"]
+                if trouble:
+                    raise ApplyError(trouble) from None
+
+    def close(self) -> None:
+        """End the connection; what is set is put back."""
+        if self._is_ours():
+            with self._turn:
+                self._lease, self._keeps = "", False
+                self._let_go.set()
+        self.link.close()
 
     def _is_ours(self) -> bool:
         return bool(self._lease) and os.getpid() == self._process
-
-    def _renew(self, lease: str) -> None:
-        while self._lease == lease:
-            with contextlib.suppress(DeviceError, ConnectionError):
-                self.link.ask("hold", lease=lease)
-            time.sleep(LEASE_S / 6)
 
 
 class HelperDevice(JetsonDevice):
@@ -247,7 +333,7 @@ class HelperDevice(JetsonDevice):
 
     def close(self) -> None:
         """End the connection; what is set is put back."""
-        self._board.link.close()
+        self._board.close()
 
 
 class HelperBackend:
@@ -266,6 +352,22 @@ class HelperBackend:
     def open(self, where: str) -> HelperDevice:
         """Speak to the helper that listens at a path."""
         return HelperDevice(where or SOCKET)
+
+
+def helper_status(path: str = SOCKET) -> dict[str, Any]:
+    """Whether a helper answers, and if not, why; who holds its board; and why that is not as it was found, if so."""
+    link = Link(path)
+    try:
+        told = link.ask("describe")
+    except ConnectionError as exc:
+        return {"answers": False, "says": str(_silent(path, exc)), "holder": "", "trouble": ""}
+    except UnderwattError as exc:
+        return {"answers": False, "says": str(exc), "holder": "", "trouble": ""}
+    finally:
+        link.close()
+    held = f"held by {told['holder']}" if told["holder"] else "held by nobody"
+    says = f"It answers, for {told['identity']['name']}, which is {held}."
+    return {"answers": True, "says": says, "holder": told["holder"], "trouble": told["trouble"]}
 
 
 def _silent(path: str, exc: Exception) -> DeviceError:

@@ -7,4 +7,5 @@ imports it. ``sysfs``, ``board_facts``, ``knobs``, ``sensors``, ``snapshot`` and
 
 SOCKET = "/run/underwatt/helper.sock"
 GROUP = "underwatt"
+PROTOCOL, LONGEST = 1, 4096  # what is spoken, and how many bytes a message or an answer may have
 INSTALL = 'sudo "$(command -v underwatt)" helper install'

@@ -9,7 +9,7 @@ from . import GROUP, SOCKET
 from .board import JetsonBoard
 from .board_facts import is_jetson
 from .keeper import Keeper, say
-from .service import PER_SECOND, Service, is_member, listen, listener_from_systemd
+from .service import Service, is_member, listen, listener_from_systemd
 from .sysfs import Sysfs
 
 
@@ -19,7 +19,6 @@ def main() -> int:
     parser.add_argument("--group", default=GROUP, help="who may speak to it, beside root")
     parser.add_argument("--socket", default=SOCKET, help="where it listens, unless systemd hands it a socket")
     parser.add_argument("--root", default="/", help="where the board's files are")
-    parser.add_argument("--per-second", type=float, default=PER_SECOND, help="what one user may ask for in a second")
     options = parser.parse_args()
     sysfs = Sysfs(os.path.abspath(options.root))
     if not is_jetson(sysfs):
@@ -37,7 +36,7 @@ def main() -> int:
         say(f"cannot listen at {options.socket}: {exc.strerror}")
         return 1
     say(f"serves {keeper.board.identity.name} to root and the group {options.group}")
-    return Service(keeper, listener, group, options.per_second).run()
+    return Service(keeper, listener, group).run()
 
 
 if __name__ == "__main__":

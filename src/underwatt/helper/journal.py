@@ -44,6 +44,7 @@ class JournalEntry(NamedTuple):
     process: int
     command: str
     snapshot: "Mapping[str, str]"
+    boot: str = ""  # since which start of the machine it holds
 
 
 class Journal:
@@ -69,7 +70,7 @@ class Journal:
 
     def write(self, info: "Info", snapshot: "Mapping[str, str]") -> None:
         """Keep a snapshot; once this returns it survives anything."""
-        body = JournalEntry(info.address, info.name, os.getpid(), command_line(), dict(snapshot))._asdict()
+        body = JournalEntry(info.address, info.name, os.getpid(), command_line(), dict(snapshot), boot_id())._asdict()
         text = json.dumps({"format": FORMAT, "sha256": _digest(body), "body": body}, indent=1)
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
@@ -126,7 +127,7 @@ def _entry(body: "Mapping[str, object]") -> "JournalEntry":
     """What a journal holds, of the types that it was written with."""
     entry = JournalEntry(**body)  # type: ignore[arg-type]
     snapshot = entry.snapshot
-    texts = [entry.address, entry.device_name, entry.command, *snapshot.keys(), *snapshot.values()]
+    texts = [entry.address, entry.device_name, entry.command, entry.boot, *snapshot.keys(), *snapshot.values()]
     if not (isinstance(entry.process, int) and all(isinstance(text, str) for text in texts)):
         raise ValueError("it holds something else than text")
     return entry
@@ -136,6 +137,14 @@ def slug(device_id: str) -> str:
     """A file name for a device; the digest keeps ids apart that differ only in characters a name cannot have."""
     plain = re.sub(r"[^A-Za-z0-9_.-]+", "_", device_id)
     return plain if plain == device_id else f"{plain}-{hashlib.sha256(device_id.encode()).hexdigest()[:8]}"
+
+
+def boot_id() -> str:
+    """Which start of the machine this is, or nothing where it is not told."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+    except (OSError, ValueError):
+        return ""
 
 
 def command_line() -> str:

@@ -5,14 +5,13 @@ connection or its process ends, and when its lease runs out; each end puts every
 """
 
 import os
-import secrets
 import select
 import sys
 import time
 from typing import TYPE_CHECKING, Any
 
 from .errors import DeviceBusyError, DeviceError, LeaseError, ModeError
-from .journal import Journal, state_dir
+from .journal import Journal, boot_id, state_dir
 from .lock import DeviceLock, process_started, user_name
 
 if TYPE_CHECKING:
@@ -21,8 +20,8 @@ if TYPE_CHECKING:
     from .board import JetsonBoard
 
 LONGEST_LEASE_S = 600.0
-LOOK_S = 0.05  # how often it is looked whether the holder still lives
-RETRY_S = 5.0
+LOOK_S = 0.05  # how often it is looked whether the holder still lives, where the kernel does not tell
+AGAIN_S = (5.0, 30.0, 300.0)  # what cannot be put back is tried again so much later; then whoever holds next tries
 _PIDFD_OPEN = 434  # the same number on every architecture
 
 
@@ -32,19 +31,19 @@ class Process:
     def __init__(self, pid: int, *, told: bool = True) -> None:
         self.pid = pid
         self._started = process_started(pid)
-        self._file = _pidfd(pid) if told else None  # can be read once the process has ended
+        self.file = _pidfd(pid) if told else None  # can be read once the process has ended
 
     def has_ended(self) -> bool:
         """Whether it has ended; one that nobody has waited for yet has ended, too."""
-        if self._file is not None:
-            return bool(select.select([self._file], [], [], 0)[0])
+        if self.file is not None:
+            return bool(select.select([self.file], [], [], 0)[0])
         return self._started is None or process_started(self.pid) != self._started or _is_dead(self.pid)
 
     def forget(self) -> None:
         """Let go of it."""
-        if self._file is not None:
-            os.close(self._file)
-            self._file = None
+        if self.file is not None:
+            os.close(self.file)
+            self.file = None
 
 
 def _pidfd(pid: int) -> "int | None":
@@ -55,7 +54,7 @@ def _pidfd(pid: int) -> "int | None":
         import ctypes
 
         file = int(ctypes.CDLL(None).syscall(_PIDFD_OPEN, pid, 0))
-    except OSError:
+    except (OSError, ImportError):
         return None
     return file if file >= 0 else None
 
@@ -73,7 +72,7 @@ class Hold:
 
     def __init__(self, owner: object, process: Process, user: int, lease_s: float) -> None:
         self.owner, self.process, self.user, self.lease_s = owner, process, user, lease_s
-        self.lease = secrets.token_hex(16)
+        self.lease = os.urandom(16).hex()
         self.until_s = 0.0
         self.found: dict[str, str] = {}
 
@@ -95,7 +94,7 @@ class Keeper:
         self.trouble = ""  # why the board is not as it was found
         self._journal = Journal.of(board.identity, "session", state_dir())
         self._lock = DeviceLock(board.identity, heeds=heeds)
-        self._retry_s = 0.0
+        self._tries, self._again_s = 0, 0.0
 
     def begin(self, owner: object, process: Process, user: int, lease_s: float) -> "tuple[Hold, bool]":
         """Give the board to a process; and whether something that was killed had to be put back first."""
@@ -143,7 +142,6 @@ class Keeper:
         hold, self.hold = self.hold, None
         if hold is None:
             return
-        hold.process.forget()
         try:
             self.put_back(hold)
             say(f"{hold} {why}: the board is as it was found")
@@ -152,18 +150,20 @@ class Keeper:
 
     def finish_killed(self) -> None:
         """Put back what was left by a session that was killed, the helper's or root's own."""
-        self._lock.acquire("underwatt-helper")
+        # A note that any member could leave must not keep it from putting back.
+        lock = DeviceLock(self.board.identity, heeds=lambda user: user == 0)
+        lock.acquire("underwatt-helper")
         try:
             self._finish_journal()
         finally:
-            self._lock.release()
+            lock.release()
 
     def tick(self) -> None:
         """What time brings: a lease that has run out, a holder that has ended, another try to put something back."""
         hold, now_s = self.hold, self._now_s()
         if hold is None:
-            if self._retry_s and now_s >= self._retry_s:
-                self._retry_s = now_s + RETRY_S
+            if self._again_s and now_s >= self._again_s:
+                self._again_s = 0.0
                 self.finish_killed()
         elif hold.process.has_ended():
             self.end("has ended")
@@ -172,28 +172,42 @@ class Keeper:
 
     @property
     def wait_s(self) -> "float | None":
-        """How long ``tick`` has nothing to do."""
-        return LOOK_S if self.hold else RETRY_S if self._retry_s else None
+        """How long ``tick`` has nothing to do, unless a process ends that the kernel tells of."""
+        if self.hold is None:
+            return max(0.0, self._again_s - self._now_s()) if self._again_s else None
+        left_s = max(0.0, self.hold.until_s - self._now_s())
+        return left_s if self.hold.process.file is not None else min(LOOK_S, left_s)
 
     def _renewed(self, hold: Hold) -> Hold:
         hold.until_s = self._now_s() + hold.lease_s
         return hold
 
     def _finish_journal(self) -> bool:
-        left = self._journal.exists()
-        if left:
-            self._put_back(self._journal.read().snapshot)
-            say("what a killed process had set was put back")
-        self.trouble, self._retry_s = "", 0.0
-        return left
+        if not self._journal.exists():
+            self._well()
+            return False
+        self._put_back()
+        say("what a killed process had set was put back")
+        return True
 
-    def _put_back(self, found: "Mapping[str, str]") -> None:
+    def _put_back(self, found: "Mapping[str, str] | None" = None) -> None:
+        """Put back what was found, or what the journal says; nothing, where the machine has started anew since."""
         try:
+            if found is None:
+                entry = self._journal.read()
+                found = entry.snapshot if entry.boot in ("", boot_id()) else {}
             self.board.restore(found)
             self._journal.remove()
         except DeviceError as exc:
-            self.trouble, self._retry_s = str(exc), self._now_s() + RETRY_S
+            self.trouble = str(exc)
+            if self._tries < len(AGAIN_S):
+                self._again_s = self._now_s() + AGAIN_S[self._tries]
+                self._tries += 1
             raise
+        self._well()
+
+    def _well(self) -> None:
+        self.trouble, self._tries, self._again_s = "", 0, 0.0
 
 
 def say(text: str) -> None:

@@ -8,7 +8,6 @@ import contextlib
 import fcntl
 import os
 import pwd
-import secrets
 import stat
 import weakref
 from pathlib import Path
@@ -87,7 +86,7 @@ class DeviceLock:
         """Tell other users; in a folder that anybody may write to, a new name is one that nobody has prepared."""
         if self._notes is None:
             return
-        note = self._notes / f"{self._stem}.{secrets.token_hex(8)}.note"
+        note = self._notes / f"{self._stem}.{os.urandom(8).hex()}.note"
         text = f"{os.getpid()} {process_started(os.getpid())} {command}\n"
         with contextlib.suppress(OSError):  # where there is no such folder, there is nobody to tell
             file = os.open(note, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)

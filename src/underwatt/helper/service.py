@@ -4,6 +4,7 @@ A message is a line of JSON, at most 4 KiB, such as ``{"do": "read", "what": "po
 thread does anything: while a mode is set, others wait.
 """
 
+import errno
 import grp
 import json
 import os
@@ -16,7 +17,8 @@ import struct
 import time
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from .errors import DeviceBusyError, DeviceError, InputError, UnderwattError
+from . import LONGEST, PROTOCOL
+from .errors import DeviceError, InputError, UnderwattError
 from .keeper import Process, say
 from .sensors import ThermalZones
 
@@ -25,13 +27,10 @@ if TYPE_CHECKING:
 
     from .keeper import Keeper
 
-PROTOCOL = 1
-LONGEST = 4096
 MOST_CLIENTS, MOST_OF_A_USER = 64, 16
-PER_SECOND = 400  # what a user may ask for in a second, in units of COST
-COST = {"describe": 20, "hold": 5, "apply": 20, "read": 1, "release": 5}
-HALF_A_LINE_S = 10.0
-SILENT_S = 600.0
+SHARE, HOLDERS_SHARE, BURST_S = 0.25, 0.75, 1.0  # of the time for all who do not hold the board, and for who does
+HALF_A_LINE_S, SILENT_S = 10.0, 600.0
+_PAUSE_S = 0.02
 _PEER_GROUPS = getattr(socket, "SO_PEERGROUPS", 59)
 
 
@@ -73,31 +72,50 @@ def is_member(user: int, group: int) -> bool:
 
 
 class Client:
-    """One connection: what has come in of a line, and what it was told before."""
+    """One connection: who is at its other end, and what has come in of a line."""
 
-    def __init__(self, link: socket.socket, peer: Peer, now_s: float) -> None:
+    def __init__(self, link: socket.socket, peer: Peer) -> None:
         self.link, self.peer = link, peer
+        self.process = Process(peer.pid)
         self.waiting = b""
-        self.heard_s = now_s
-        self.paused = self.closed = False
+        self.heard_s = self.answered_s = time.monotonic()
+        self.listens, self.closed = False, False
         self.thermal: ThermalZones | None = None  # over-current events since this client last asked
+
+
+class Purse:
+    """The time of the only thread that some clients may take together: a share of it, and a while at once."""
+
+    def __init__(self, share: float) -> None:
+        self._share, self._left_s, self._since_s = share, BURST_S, time.monotonic()
+
+    def is_open(self) -> bool:
+        """Whether some is left."""
+        now_s = time.monotonic()
+        self._left_s = min(BURST_S, self._left_s + (now_s - self._since_s) * self._share)
+        self._since_s = now_s
+        return self._left_s > 0
+
+    def pay(self, since_s: float) -> None:
+        """Some was taken, from a moment until now."""
+        self.is_open()
+        self._left_s = max(-BURST_S, self._left_s - (self._since_s - since_s))
 
 
 class Service:
     """Answers until it is told to end, and puts the board back then."""
 
-    def __init__(self, keeper: "Keeper", listener: socket.socket, group: int, per_second: float = PER_SECOND) -> None:
+    def __init__(self, keeper: "Keeper", listener: socket.socket, group: int) -> None:
         self.keeper = keeper
-        self._listener, self._group, self._per_second = listener, group, per_second
+        self._listener, self._group = listener, group
         self._selector = selectors.DefaultSelector()
         self._clients: list[Client] = []
-        self._purses: dict[int, tuple[float, float]] = {}  # by user: how much is left, and since when
-        self._ended = False
+        self._holders, self._others = Purse(HOLDERS_SHARE), Purse(SHARE)
+        self._ended = self._accepts = False
 
     def run(self) -> int:
         """Serve; returns an exit code: 0 where everything is as it was found."""
         self._listener.setblocking(False)
-        self._selector.register(self._listener, selectors.EVENT_READ, self._accept)
         alarm, wake = socket.socketpair()
         for end in (alarm, wake):
             end.setblocking(False)
@@ -107,12 +125,27 @@ class Service:
         self._selector.register(alarm, selectors.EVENT_READ, lambda: alarm.recv(64))
         self._quietly(self.keeper.finish_killed)
         while not self._ended:
-            for key, _ in self._selector.select(self._wait_s()):
-                key.data()
-            self._quietly(self.keeper.tick)
-            self._look_after_clients()
+            self.turn()
         self._quietly(lambda: self.keeper.end("is told that the helper ends"))
         return 1 if self.keeper.trouble else 0
+
+    def turn(self) -> None:
+        """Hear who speaks, answer one line, and see what time has brought."""
+        self._accept_or_not(self._others.is_open())
+        waiting = [client for client in self._clients if b"\n" in client.waiting]
+        able = [client for client in waiting if self._purse_of(client).is_open()]
+        if able:
+            # The holder first, then who was answered longest ago: nobody can keep the others from being heard.
+            self._answer_line(min(able, key=lambda client: (not self._holds(client), client.answered_s)))
+        busy = bool(able) or any(b"\n" in client.waiting for client in self._clients)
+        for key, _ in self._selector.select(self._wait_s(0.0 if able else _PAUSE_S if busy else None)):
+            key.data()
+        self._quietly(self.keeper.tick)
+        now_s = time.monotonic()
+        for client in list(self._clients):
+            left_s = (HALF_A_LINE_S if client.waiting else SILENT_S) - (now_s - client.heard_s)
+            if left_s < 0 and client.listens and not self._holds(client):
+                self._close(client)
 
     def _end(self, *_: object) -> None:
         self._ended = True
@@ -124,57 +157,83 @@ class Service:
         except DeviceError as exc:
             say(str(exc))
 
-    def _wait_s(self) -> "float | None":
-        waits = [self.keeper.wait_s, 0.02 if any(client.paused for client in self._clients) else None]
+    def _wait_s(self, at_most_s: "float | None") -> "float | None":
+        waits = [at_most_s, self.keeper.wait_s, None if self._accepts else _PAUSE_S]
         waits.append(HALF_A_LINE_S if self._clients else None)
         return min((wait for wait in waits if wait is not None), default=None)
 
     # Connections
 
+    def _accept_or_not(self, accepts: bool) -> None:
+        if accepts and not self._accepts:
+            self._selector.register(self._listener, selectors.EVENT_READ, self._accept)
+        elif self._accepts and not accepts:
+            self._selector.unregister(self._listener)
+        self._accepts = accepts
+
     def _accept(self) -> None:
+        begun_s = time.monotonic()
         try:
             link, _ = self._listener.accept()
         except OSError:
             return
         link.setblocking(False)
-        peer = peer_of(link)
-        client = Client(link, peer, time.monotonic())
-        of_user = sum(other.peer.user == peer.user for other in self._clients)
-        if peer.user != 0 and self._group not in peer.groups:
-            say(f"user {peer.user} is not in the group and was refused")
+        try:
+            client = Client(link, peer_of(link))
+        except OSError:
+            link.close()
+            return
+        if client.peer.user == 0 or self._group in client.peer.groups:
+            self._make_room(client.peer.user)
+            self._clients.append(client)
+            self._listen(client, True)
+            if client.process.file is not None:
+                self._selector.register(client.process.file, selectors.EVENT_READ, lambda: self._close(client))
+        else:
+            say(f"user {client.peer.user} is not in the group and was refused")
             self._answer(client, refusal(InputError("Only root and the helper's group may speak to it.")))
             self._close(client)
-        elif len(self._clients) >= MOST_CLIENTS or of_user >= MOST_OF_A_USER:
-            self._answer(client, refusal(DeviceBusyError("The helper has too many clients already.")))
-            self._close(client)
-        else:
-            self._clients.append(client)
-            self._selector.register(link, selectors.EVENT_READ, lambda: self._hear(client))
+        self._others.pay(begun_s)
+
+    def _make_room(self, user: int) -> None:
+        """Where a user, or all, have too many connections, the one goes that has been silent for longest."""
+        others = [client for client in self._clients if not self._holds(client)]
+        of_user = [client for client in others if client.peer.user == user]
+        crowd = of_user if len(of_user) >= MOST_OF_A_USER else others if len(others) >= MOST_CLIENTS else []
+        if crowd:
+            self._close(min(crowd, key=lambda client: client.heard_s))
+
+    def _holds(self, client: Client) -> bool:
+        return self.keeper.hold is not None and self.keeper.hold.owner is client
+
+    def _purse_of(self, client: Client) -> Purse:
+        return self._holders if self._holds(client) else self._others
+
+    def _listen(self, client: Client, listens: bool) -> None:
+        if listens and not client.listens:
+            self._selector.register(client.link, selectors.EVENT_READ, lambda: self._hear(client))
+        elif client.listens and not listens:
+            self._selector.unregister(client.link)
+        client.listens = listens
 
     def _close(self, client: Client) -> None:
+        """End a connection, and with it a hold; also because its process has ended, while its children keep it open."""
         if client.closed:
             return
         client.closed = True
         if client in self._clients:
             self._clients.remove(client)
-            if not client.paused:
-                self._selector.unregister(client.link)
-        client.link.close()
-        if self.keeper.hold is not None and self.keeper.hold.owner is client:
+            self._listen(client, False)
+            if client.process.file is not None:
+                self._selector.unregister(client.process.file)
+        if self._holds(client):
             self._quietly(lambda: self.keeper.end("is gone"))
-
-    def _look_after_clients(self) -> None:
-        now_s = time.monotonic()
-        for client in list(self._clients):
-            hold = self.keeper.hold
-            holds = hold is not None and hold.owner is client
-            if client.paused:
-                self._answer_lines(client)
-            elif not holds and now_s - client.heard_s > (HALF_A_LINE_S if client.waiting else SILENT_S):
-                self._close(client)
+        client.process.forget()
+        client.link.close()
 
     def _hear(self, client: Client) -> None:
-        if client.closed or client.paused:
+        """Take what a client has sent; no more of it before it has its answer."""
+        if client.closed or not client.listens:
             return
         try:
             heard = client.link.recv(LONGEST)
@@ -182,51 +241,31 @@ class Service:
             return
         except OSError:
             heard = b""
-        if not heard:
-            self._close(client)
-            return
         if not client.waiting:
             client.heard_s = time.monotonic()
         client.waiting += heard
-        self._answer_lines(client)
-
-    def _answer_lines(self, client: Client) -> None:
-        """Answer the lines that are there, as long as the user has not asked for too much; then they wait."""
-        while b"\n" in client.waiting[: LONGEST + 1] and not client.closed:
-            if not self._may_ask(client.peer.user):
-                self._pause(client, True)
-                return
-            line, _, client.waiting = client.waiting.partition(b"\n")
-            client.heard_s = time.monotonic()
-            self._answer(client, self._reply(client, line))
-        if not client.closed and len(client.waiting) > LONGEST:
+        if not heard:
+            self._close(client)
+        elif b"\n" in client.waiting[: LONGEST + 1]:
+            self._listen(client, False)
+        elif len(client.waiting) > LONGEST:
             self._answer(client, refusal(InputError(f"A message is at most {LONGEST} bytes long.")))
             self._close(client)
-        elif not client.closed:
-            self._pause(client, False)
 
-    def _pause(self, client: Client, pause: bool) -> None:
-        if client.paused != pause:
-            client.paused = pause
-            if pause:
-                self._selector.unregister(client.link)
-            else:
-                self._selector.register(client.link, selectors.EVENT_READ, lambda: self._hear(client))
-
-    def _may_ask(self, user: int) -> bool:
-        left, since_s = self._purses.get(user, (self._per_second, 0.0))
-        now_s = time.monotonic()
-        left = min(self._per_second, left + (now_s - since_s) * self._per_second)
-        self._purses[user] = left, now_s
-        return left > 0
-
-    def _pay(self, user: int, cost: float) -> None:
-        left, since_s = self._purses[user]
-        self._purses[user] = left - cost, since_s
+    def _answer_line(self, client: Client) -> None:
+        purse, client.answered_s = self._purse_of(client), time.monotonic()
+        line, _, client.waiting = client.waiting.partition(b"\n")
+        self._answer(client, self._reply(client, line))
+        client.heard_s = time.monotonic()
+        purse.pay(client.answered_s)
+        if not client.closed:
+            self._listen(client, b"\n" not in client.waiting)
 
     def _answer(self, client: Client, answer: "dict[str, Any]") -> None:
         """Send a line; who does not read its answers is not waited for."""
         data = json.dumps(answer).encode() + b"\n"
+        if len(data) > LONGEST:
+            data = json.dumps(refusal(DeviceError("The answer would be too long."), answer.get("id"))).encode() + b"\n"
         try:
             if client.link.send(data) == len(data):
                 return
@@ -237,20 +276,19 @@ class Service:
     # Messages
 
     def _reply(self, client: Client, line: bytes) -> "dict[str, Any]":
+        number = None
         try:
             message = parse(line)
-            self._pay(client.peer.user, COST[message["do"]])
-            answer: dict[str, Any] = getattr(self, f"_do_{message['do']}")(client, message)
-            return {"ok": True, **answer}
+            number = message.get("id")
+            return {"id": number, "ok": True, **_MESSAGES[message["do"]][0](self, client, message)}
         except UnderwattError as exc:
-            self._pay(client.peer.user, 1)
-            return refusal(exc)
+            return refusal(exc, number)
         except Exception as exc:  # noqa: BLE001 - one client's message must not end the service for all
             say(f"an error of the helper's own: {exc!r}")
-            return {"ok": False, "kind": "DeviceError", "error": "The helper failed; its log says how.", "hint": ""}
+            return refusal(DeviceError("The helper failed; its log says how."), number)
 
-    def _do_describe(self, _client: Client, _message: "dict[str, Any]") -> "dict[str, Any]":
-        board, keeper = self.keeper.board, self.keeper
+    def _describe(self, _client: Client, _message: "dict[str, Any]") -> "dict[str, Any]":
+        keeper, board = self.keeper, self.keeper.board
         return {
             "protocol": PROTOCOL,
             "identity": board.identity._asdict(),
@@ -262,35 +300,27 @@ class Service:
             "trouble": keeper.trouble,
         }
 
-    def _do_hold(self, client: Client, message: "dict[str, Any]") -> "dict[str, Any]":
+    def _hold(self, client: Client, message: "dict[str, Any]") -> "dict[str, Any]":
         if "lease" in message:
-            hold = self.keeper.held_by(client, message["lease"])
-            return {"lease_s": hold.lease_s}
+            return {"lease_s": self.keeper.held_by(client, message["lease"]).lease_s}
         lease_s = message.get("lease_s", 60.0)
         if not is_number(lease_s):
             raise InputError("lease_s is a number of seconds.")
-        process = Process(client.peer.pid)
-        if process.has_ended():
-            process.forget()
+        if client.process.has_ended():
             hint = "It must see the processes of its clients: run it outside of containers."
             raise InputError("The helper cannot see your process.", hint=hint)
-        try:
-            hold, recovered = self.keeper.begin(client, process, client.peer.user, lease_s)
-        except DeviceError:
-            process.forget()
-            raise
+        hold, recovered = self.keeper.begin(client, client.process, client.peer.user, lease_s)
         return {"lease": hold.lease, "lease_s": hold.lease_s, "recovered": recovered}
 
-    def _do_apply(self, client: Client, message: "dict[str, Any]") -> "dict[str, Any]":
+    def _apply(self, client: Client, message: "dict[str, Any]") -> "dict[str, Any]":
         mode = message.get("mode")
         if not isinstance(mode, dict) or not all(map(is_number, mode.values())):
             raise InputError("mode is an object of numbers by knob.")
         self.keeper.apply(self.keeper.held_by(client, message.get("lease")), mode)
         return {}
 
-    def _do_read(self, client: Client, message: "dict[str, Any]") -> "dict[str, Any]":
+    def _read(self, client: Client, message: "dict[str, Any]") -> "dict[str, Any]":
         what, keeper = message.get("what"), self.keeper
-        holds = keeper.hold is not None and keeper.hold.owner is client
         if what == "power":
             return {"power_w": keeper.board.power_w()}
         if what == "state":
@@ -301,10 +331,10 @@ class Service:
         if what == "snapshot":
             return {"snapshot": keeper.board.snapshot()}
         if what == "changes":
-            return {"changes": keeper.board.foreign_changes() if holds else []}
+            return {"changes": keeper.board.foreign_changes() if self._holds(client) else []}
         raise InputError("what is power, state, values, snapshot or changes.")
 
-    def _do_release(self, client: Client, message: "dict[str, Any]") -> "dict[str, Any]":
+    def _release(self, client: Client, message: "dict[str, Any]") -> "dict[str, Any]":
         hold = self.keeper.held_by(client, message.get("lease"))
         if message.get("hold") is True:
             self.keeper.put_back(hold)
@@ -318,12 +348,13 @@ def is_number(value: Any) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value <= 1e6
 
 
-_FIELDS = {
-    "describe": (),
-    "hold": ("lease_s", "lease"),
-    "apply": ("lease", "mode"),
-    "read": ("what",),
-    "release": ("lease", "hold"),
+# What a message may ask for, by whom it is done, and what else may stand in it.
+_MESSAGES = {
+    "describe": (Service._describe, ()),
+    "hold": (Service._hold, ("lease_s", "lease")),
+    "apply": (Service._apply, ("lease", "mode")),
+    "read": (Service._read, ("what",)),
+    "release": (Service._release, ("lease", "hold")),
 }
 
 
@@ -333,17 +364,25 @@ def parse(line: bytes) -> "dict[str, Any]":
         message = json.loads(line.decode("utf-8"))
     except (ValueError, RecursionError):
         raise InputError("A message is one line of JSON.") from None
-    if not isinstance(message, dict) or not isinstance(message.get("do"), str) or message["do"] not in COST:
-        raise InputError(f"A message is an object whose 'do' is one of {', '.join(COST)}.")
-    unknown = set(message) - {"do", *_FIELDS[message["do"]]}
+    if not isinstance(message, dict) or not isinstance(message.get("do"), str) or message["do"] not in _MESSAGES:
+        raise InputError(f"A message is an object whose 'do' is one of {', '.join(_MESSAGES)}.")
+    unknown = set(message) - {"do", "id", *_MESSAGES[message["do"]][1]}
     if unknown:
         raise InputError(f"{message['do']} knows no {min(unknown)[:40]!r}.")
+    if not is_number(message.get("id", 0)):
+        raise InputError("id is a number, which comes back with the answer.")
     return message
 
 
-def refusal(error: UnderwattError) -> "dict[str, Any]":
-    """An error as an answer."""
-    return {"ok": False, "kind": type(error).__name__, "error": error.message, "hint": error.hint}
+def refusal(error: UnderwattError, number: Any = None) -> "dict[str, Any]":
+    """An error as an answer; what it quotes of the message may be long."""
+    return {
+        "id": number,
+        "ok": False,
+        "kind": type(error).__name__,
+        "error": error.message[:1000],
+        "hint": error.hint[:500],
+    }
 
 
 # Where the socket comes from
@@ -358,15 +397,15 @@ def listener_from_systemd() -> "socket.socket | None":
 
 def listen(path: str, group: int) -> socket.socket:
     """A socket of our own, for root and the group; one that nobody answers at is left over and is replaced."""
-    os.makedirs(os.path.dirname(path), mode=0o755, exist_ok=True)
+    folder = os.path.dirname(os.path.abspath(path))
+    os.makedirs(folder, mode=0o755, exist_ok=True)
+    found = os.stat(folder)
+    if found.st_uid != os.geteuid() or found.st_mode & 0o022:  # else others could put something else in its place
+        raise PermissionError(errno.EPERM, f"others may write to {folder}")
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    try:
-        if stat.S_ISSOCK(os.lstat(path).st_mode) and listener.connect_ex(path) != 0:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as knock:
+        if knock.connect_ex(path) == errno.ECONNREFUSED and stat.S_ISSOCK(os.lstat(path).st_mode):
             os.unlink(path)
-    except FileNotFoundError:
-        pass
-    listener.close()
-    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     before = os.umask(0o177)
     try:
         listener.bind(path)

@@ -15,7 +15,7 @@ import numpy as np
 from scipy.special import erf
 
 from underwatt.predict.base import Z90, check_same_knobs, observe
-from underwatt.predict.expert import MOST_ROWS, Expert, ReferenceModel, lent_quirks
+from underwatt.predict.expert import Expert, ReferenceModel, lent_quirks
 from underwatt.predict.roofline import Centre
 from underwatt.records import Prediction
 
@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 CLOSENESS = (0.4, 1.2)
 # Scores count as if there were at most so many measurements: with more, weighing should still not be all or nothing.
 MOST_COUNTED = 10
+# Rows that are fitted: more change no plan, and each takes its time at every setting (benchmarks/large_store.py).
+MOST_FITTED = 200
 # An expert that matters less than this is not asked.
 LEAST_WEIGHT = 0.01
 # How much less is known, in log units of time and of power, for each doubling of the batch size beyond those measured:
@@ -92,8 +94,8 @@ class FittedFewShot:
     ) -> FittedFewShot:
         """Ask every expert about the measurements, and keep those that matter."""
         seen = observe(measurements).merged()
-        if len(seen) > MOST_ROWS:  # as of a reference: more change nothing but the time it takes
-            seen = seen.take(np.sort(np.random.default_rng(0).permutation(len(seen))[:MOST_ROWS]))
+        if len(seen) > MOST_FITTED:
+            seen = seen.take(np.sort(np.random.default_rng(0).permutation(len(seen))[:MOST_FITTED]))
         check_same_knobs(seen.settings, knobs)
         experts = [Expert.fit(seen, centre)]
         for reference in references:

@@ -1,0 +1,203 @@
+"""Holds, leases and what is put back, in this process: what takes long, or needs a world of its own."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from underwatt.drivers.virtual.board_specs import BOARDS
+from underwatt.drivers.virtual.simulated_board import VirtualBoard
+from underwatt.drivers.virtual.sysfs import SysfsBoard
+from underwatt.errors import ApplyError, DeviceBusyError
+from underwatt.helper import keeper as module, lock as lock_module, service as service_module
+from underwatt.helper.board import JetsonBoard
+from underwatt.helper.keeper import AGAIN_S, Keeper, Process
+from underwatt.helper.service import Client, Peer, Purse, Service
+from underwatt.helper.sysfs import Sysfs
+
+STATUS = "var/lib/nvpmodel/status"
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    SysfsBoard.create(VirtualBoard(BOARDS["orin-nano"]), tmp_path / "board")
+    return tmp_path / "board"
+
+
+@pytest.fixture
+def process() -> Iterator[Process]:
+    """This one."""
+    made = Process(os.getpid())
+    yield made
+    made.forget()
+
+
+def lowest(keeper: Keeper) -> dict[str, float]:
+    return {name: values[0] for name, values in keeper.board.values().items()}
+
+
+@pytest.mark.parametrize("told", [True, False])
+def test_the_end_of_a_process_is_seen_with_and_without_a_pidfd_also_while_nobody_has_waited_for_it(told: bool) -> None:
+    child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    watched = Process(child.pid, told=told)
+    assert (watched.file is not None) is (told and hasattr(os, "pidfd_open"))
+    assert not watched.has_ended()
+    child.kill()
+    time.sleep(0.1)
+    assert watched.has_ended(), "a zombie has ended"
+    child.communicate()
+    assert watched.has_ended()
+    watched.forget()
+    assert Process(child.pid, told=told).has_ended(), "nor is one that was never there alive"
+
+
+def test_another_process_of_the_same_number_is_not_the_holder(monkeypatch: pytest.MonkeyPatch) -> None:
+    watched = Process(os.getpid(), told=False)
+    assert not watched.has_ended()
+    monkeypatch.setattr(module, "process_started", lambda _pid: "12345")
+    assert watched.has_ended()
+
+
+def test_what_cannot_be_put_back_is_told_and_tried_again_a_few_times(root: Path, process: Process) -> None:
+    now_s = 0.0
+    keeper = Keeper(JetsonBoard(Sysfs(root)), now_s=lambda: now_s)
+    hold, _ = keeper.begin("me", process, 0, 60.0)
+    keeper.apply(hold, lowest(keeper))
+    before = (root / STATUS).read_text()
+    (root / STATUS).write_text("pmode:0001\n" if "0001" not in before else "pmode:0000\n")
+    with pytest.raises(ApplyError, match="nvpmodel mode was"):
+        keeper.end("lets go")
+    assert "nvpmodel" in keeper.trouble
+    for wait_s in AGAIN_S[1:]:
+        assert keeper.wait_s is not None
+        now_s += keeper.wait_s
+        with pytest.raises(ApplyError):
+            keeper.tick()
+        assert keeper.wait_s == pytest.approx(wait_s)
+    now_s += 1000
+    with pytest.raises(ApplyError):
+        keeper.tick()
+    assert keeper.wait_s is None, "nobody writes the limits of another mode for ever"
+    with pytest.raises(ApplyError):
+        keeper.begin("me", process, 0, 60.0)
+    (root / STATUS).write_text(before)
+    _, recovered = keeper.begin("me", process, 0, 60.0)
+    assert recovered
+    assert not keeper.trouble
+
+
+def test_a_note_of_somebodys_cannot_keep_the_helper_from_putting_back(
+    root: Path, tmp_path: Path, process: Process, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("UNDERWATT_STATE", raising=False)
+    monkeypatch.setattr(lock_module, "_SHARED_NOTES", tmp_path)
+    monkeypatch.setattr(lock_module, "state_dir", lambda: tmp_path / "state")
+    monkeypatch.setattr(module, "state_dir", lambda: tmp_path / "state")
+    killed = Keeper(JetsonBoard(Sysfs(root)))
+    hold, _ = killed.begin("me", process, 0, 60.0)
+    killed.apply(hold, lowest(killed))
+    killed._lock.release()  # as the kernel does when it is killed
+
+    keeper = Keeper(JetsonBoard(Sysfs(root)))
+    sleeper = subprocess.Popen(["sleep", "60"], **({"user": 4242} if os.geteuid() == 0 else {}))  # type: ignore[call-overload]
+    try:
+        note = tmp_path / f"{keeper._lock._stem}.0.note"
+        note.write_text(f"{sleeper.pid} {lock_module.process_started(sleeper.pid)} mine\n")
+        if os.geteuid() == 0:
+            os.chown(note, 4242, 4242)
+            keeper.finish_killed()
+            assert not list((tmp_path / "state").glob("*.json"))
+        with pytest.raises(DeviceBusyError, match="mine"):
+            keeper.begin("me", process, 0, 60.0)
+    finally:
+        sleeper.kill()
+        sleeper.wait()
+
+
+class Caller:
+    """A client of a service in this process."""
+
+    def __init__(self, service: Service) -> None:
+        self.service = service
+        link, self.end = socket.socketpair()
+        link.setblocking(False)
+        self.end.settimeout(5)
+        self.client = Client(link, Peer(os.getpid(), os.geteuid(), frozenset()))
+        service._clients.append(self.client)
+        service._listen(self.client, True)
+        assert self.client.process.file is not None
+        service._selector.register(self.client.process.file, 1, lambda: service._close(self.client))
+
+    def turn(self, data: bytes = b"") -> None:
+        if data:
+            self.end.sendall(data)
+        for _ in range(3):
+            self.service.turn()
+
+
+@pytest.fixture
+def service(root: Path, tmp_path: Path) -> Iterator[Service]:
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(str(tmp_path / "socket"))
+    listener.listen()
+    listener.setblocking(False)
+    made = Service(Keeper(JetsonBoard(Sysfs(root))), listener, os.getegid())
+    made._wait_s = lambda *_: 0.0  # type: ignore[method-assign]
+    yield made
+    for client in list(made._clients):
+        made._close(client)
+    made._selector.close()
+    listener.close()
+
+
+def test_half_a_line_and_silence_are_given_up_but_not_a_holders(service: Service) -> None:
+    half, silent, holder = Caller(service), Caller(service), Caller(service)
+    half.turn(b'{"do":')
+    holder.turn(b'{"do":"hold","lease_s":600}\n')
+    holder.end.recv(4096)
+    for caller, past_s in ((half, 11.0), (silent, 601.0), (holder, 601.0)):
+        caller.client.heard_s -= past_s
+    service.turn()
+    assert (half.client.closed, silent.client.closed, holder.client.closed) == (True, True, False)
+    for caller in (half, silent, holder):
+        caller.end.close()
+
+
+def test_the_holder_is_answered_first_then_who_has_waited_longest(service: Service) -> None:
+    first, second, holder = Caller(service), Caller(service), Caller(service)
+    holder.turn(b'{"do":"hold"}\n')
+    holder.end.recv(4096)
+    read = b'{"do":"read","what":"power"}\n'
+    for caller in (first, second, holder):
+        caller.end.sendall(3 * read)
+    service.turn()  # hears
+    answered = []
+    while len(answered) < 9:
+        before = {caller.client: caller.client.waiting.count(b"\n") for caller in (first, second, holder)}
+        service.turn()
+        answered += [client for client, count in before.items() if client.waiting.count(b"\n") < count]
+    assert answered[:3] == [holder.client] * 3
+    assert answered[3:] in ([first.client, second.client] * 3, [second.client, first.client] * 3)
+    for caller in (first, second, holder):
+        caller.end.close()
+
+
+def test_time_is_given_by_share(monkeypatch: pytest.MonkeyPatch) -> None:
+    now_s = 100.0
+    monkeypatch.setattr(service_module.time, "monotonic", lambda: now_s)
+    purse = Purse(0.25)
+    assert purse.is_open()
+    now_s += 50.0
+    purse.pay(100.0)
+    assert not purse.is_open()
+    now_s += 3.9
+    assert not purse.is_open(), "a debt is never more than a moment"
+    now_s += 0.2
+    assert purse.is_open()
