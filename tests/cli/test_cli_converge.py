@@ -79,18 +79,36 @@ def test_what_a_job_prints_is_not_part_of_the_answer(capsys: pytest.CaptureFixtu
     assert "A second opinion" in " ".join(capsys.readouterr().out.split())
 
 
-def test_more_passes_lead_out_of_a_dead_end(capsys: pytest.CaptureFixture[str]) -> None:
-    command = ["converge", "job.py:slow", "--seeds", "2", "--workers", "1", "--json"]
-    assert run(*command, "--passes", "1") == 2
-    assert "let runs take more samples" in " ".join(capsys.readouterr().err.split())
-    assert run(*command, "--passes", "1") == 2
-    assert "batch size 8" not in capsys.readouterr().err, "with no more passes nothing is trained again"
-    assert run(*command, "--passes", "30") == 0
+SLOW = ["converge", "job.py:slow", "--seeds", "2", "--workers", "1", "--json"]
+
+
+def test_where_the_first_run_does_not_get_there_all_are_made_for_what_it_reached(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert run(*SLOW, "--passes", "1") == 0
+    shown = capsys.readouterr()
+    assert "does not reach 0.9" in " ".join(shown.err.split())
+    nearer = json.loads(shown.out)
+    assert nearer["target"] < 0.9
+    assert all(row["samples"] for row in nearer["curve"])
+    assert run(*SLOW, "--passes", "1") == 0
+    again = capsys.readouterr()
+    assert "batch size 8" not in again.err, "with no more passes nothing is trained again"
+    assert json.loads(again.out)["target"] == nearer["target"]
+    assert run(*SLOW, "--passes", "30") == 0
     found = json.loads(capsys.readouterr().out)
-    assert len(found["runs"]) == 2, "runs that were given up no longer count"
-    assert all(row["samples"] for row in found["curve"])
-    assert run(*command, "--passes", "30") == 0
-    assert len(json.loads(capsys.readouterr().out)["runs"]) == 2
+    assert found["target"] == 0.9
+    reached = [one for one in found["runs"] if one["target"] == 0.9]
+    assert len(reached) == 2, "runs that were given up no longer count"
+    assert all(one["samples"] for one in reached)
+
+
+def test_a_target_may_be_named(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(*SLOW, "--passes", "30", "--target", "0.5") == 0
+    found = json.loads(capsys.readouterr().out)
+    assert {one["target"] for one in found["runs"]} == {found["target"]} == {0.5}
+    assert run(*SLOW, "--passes", "1", "--target", "0.95") == 2
+    assert "let runs take more samples" in " ".join(capsys.readouterr().err.split())
 
 
 @pytest.mark.parametrize(("job", "code"), [("job.py:missing", 1), ("nowhere.py:x", 1)])

@@ -10,10 +10,12 @@ from real_time import RealTime
 from run_world import NET, Hurt, virtual, watts
 
 from underwatt.budget import parse_budget
+from underwatt.control.headroom import MOST_ANEW
 from underwatt.control.live_budget import LiveBudget
 from underwatt.control.pilot import Pilot
 from underwatt.control.state import ControlOptions
 from underwatt.convergence.curve import SampleTable
+from underwatt.convergence.prior import usual_shape
 from underwatt.drivers.jetson.device import JetsonDevice
 from underwatt.drivers.virtual.board_specs import BOARDS
 from underwatt.drivers.virtual.simulated_board import VirtualBoard
@@ -39,6 +41,34 @@ def train(pilot: Pilot, seconds: float, loss: Any = None) -> None:
         size = pilot.batch_size
         pilot.simulate(size)
         pilot.stepped(size, loss)
+
+
+def test_gradients_that_are_hardly_noisy_make_batches_smaller_and_the_search_short() -> None:
+    events: list[Event] = []
+    with make(virtual(), convergence=usual_shape(), listener=events.append) as pilot:
+        assert pilot.learns
+        train(pilot, 90)
+        largest, measured = pilot.batch_size, len([one for one in events if isinstance(one, Measured)])
+        for _ in range(30):
+            pilot.saw_gradients(1.0, 3.0)
+        train(pilot, 60)
+        assert pilot.batch_size < largest
+        assert len([one for one in events if isinstance(one, Measured)]) <= measured + MOST_ANEW + 2, (
+            "with a check of the device"
+        )
+    said = [one.text for one in events if isinstance(one, Noted) and "gradients" in one.text]
+    assert len(said) == 1
+    with make(virtual(), convergence=SampleTable({8: 100, 16: 100, 32: 100})) as pilot:
+        assert not pilot.learns, "trainings to the target say more"
+
+
+def test_what_others_change_at_the_knobs_is_said_in_the_log(tmp_path: Path) -> None:
+    device, changes = virtual(), [("gpu/max_freq was set to 1 and now reads 2",), ()]
+    device.foreign_changes = lambda: changes.pop(0) if len(changes) > 1 else ()  # type: ignore[attr-defined]
+    with make(device, tmp_path) as pilot:
+        train(pilot, 8)
+    warned = [note.text for note in read_log(tmp_path / "log.jsonl").of(Noted) if note.level == "warning"]
+    assert warned.count("gpu/max_freq was set to 1 and now reads 2") == 1
 
 
 def test_progress_is_told_about_once_a_second(tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ from underwatt.control.live_budget import LiveBudget
 from underwatt.convergence.curve import fit_convergence
 from underwatt.convergence.prior import RelativeCurve
 from underwatt.device.base import HasStockModes, permitted_space
-from underwatt.errors import InputError, PredictError
+from underwatt.errors import InputError, PredictError, UnderwattError
 from underwatt.events import Noted
 from underwatt.jobs.command import Limits
 from underwatt.jobs.identity import job_info
@@ -33,6 +33,8 @@ from underwatt.measure.measurement import MeasureOptions
 from underwatt.measure.series import expected_s, ordered_settings, run_profile, to_measure
 from underwatt.records import Profile
 from underwatt.studies.study import (
+    RunSpec,
+    StudyProgress,
     StudySettings,
     data_note,
     newest_rates,
@@ -50,7 +52,7 @@ if TYPE_CHECKING:
     from underwatt.convergence.curve import ConvergenceCurve
     from underwatt.convergence.prior import Evidence
     from underwatt.device.base import Device
-    from underwatt.errors import UnderwattError
+    from underwatt.jobs.job import Effort
     from underwatt.measure.series import ProfileOutcome
     from underwatt.predict.base import SettingArray
     from underwatt.records import ConvergenceRun, DeviceInfo, Measurement, PowerMode, WorkloadInfo
@@ -58,7 +60,6 @@ if TYPE_CHECKING:
     from underwatt.runlog.run_record import RunRecord
     from underwatt.store.store import Store
     from underwatt.studies.proxy_training import NoiseScale
-    from underwatt.studies.study import RunSpec
 
 
 # profile: step time and power of some settings.
@@ -177,6 +178,7 @@ def converge(
     points: int = 4,
     seeds: int = 3,
     passes: float = 30,
+    target: float | None = None,
     noise_scale: bool = False,
     workers: int = 0,
     store: AnyStore = None,
@@ -185,6 +187,8 @@ def converge(
     """Train on proxy data until the target, at ``points`` of the job's batch sizes, ``seeds`` times each.
 
     A run is given up after so many ``passes`` over the data. Runs are stored as they are made, and not made again.
+    ``target`` is a score to train to in place of the job's own. Without it, where the first run does not reach the
+    job's, all are made for one that it did reach, which is said: only how batch sizes compare counts.
     ``noise_scale`` also measures the gradient noise scale, by one more training. ``workers`` trainings go on at once,
     one a core or GPU by default; a ``Job`` without an address is trained in this process, one after the other. The
     listener gets ``StudyProgress``.
@@ -199,17 +203,60 @@ def converge(
         listener(Noted(level="warning", text=note))
     sizes = lookup.as_batch_sizes(batch_sizes) or spread_batch_sizes(loaded.batch_sizes, points)
     effort = usual_effort(loaded, passes)
-    settings = StudySettings(sizes, tuple(range(seeds)), effort, (workers or None) if address else 1)
     with lookup.opened(store) as kept:
-        done = next((runs for _, runs in kept.convergence(info.id)), ())
+        done = list(next((runs for _, runs in kept.convergence(info.id)), ()))
 
         def keep(run: ConvergenceRun) -> None:
             kept.add_convergence(info, [run])
+            done.append(run)
 
-        made = study(loaded, address, settings, done=done, on_run=keep, on_progress=listener)
-    runs = newest_rates([*done, *made.runs])
-    scale = noise_scale_on_the_way(loaded, runs) if noise_scale else None
-    return ConvergeResult(loaded.target, tuple(loaded.batch_sizes), runs, made.failures, scale)
+        if target is None:
+            target = _reachable_target(loaded, sorted(sizes)[(len(sizes) - 1) // 2], effort, done, keep, listener)
+        effort = replace(effort, target=target)
+        settings = StudySettings(sizes, tuple(range(seeds)), effort, (workers or None) if address else 1)
+        made = study(loaded, address, settings, done=tuple(done), on_run=keep, on_progress=listener)
+    runs = newest_rates(done)
+    aimed = replace(loaded, target=target)
+    scale = noise_scale_on_the_way(aimed, runs) if noise_scale else None
+    return ConvergeResult(target, tuple(loaded.batch_sizes), runs, made.failures, scale)
+
+
+def _reachable_target(
+    job: Job,
+    batch_size: int,
+    effort: Effort,
+    done: Sequence[ConvergenceRun],
+    keep: Callable[[ConvergenceRun], None],
+    listener: Listener,
+) -> float:
+    """The job's target; or where its first run does not get there, one that it does reach."""
+    from underwatt.studies.proxy_training import train_to_target, within_reach
+
+    runs = newest_rates(done)
+    own = [run for run in runs if run.target == job.target]
+    if any(run.reached for run in own):
+        return job.target
+    if any(run.given_up_samples >= effort.limit_samples for run in own):
+        others = [run.target for run in runs if run.target != job.target and run.reached]
+        if others:
+            return others[-1]
+    spec = RunSpec(batch_size, 0)
+
+    def scored(samples: int, score: float) -> None:
+        listener(StudyProgress(0, 1, 1, None, spec, samples, score))
+
+    try:
+        end = train_to_target(job, batch_size, spec.seed, effort, on_score=scored)
+    except UnderwattError:  # which the study comes upon too, and reports
+        return job.target
+    keep(end.run)
+    if end.ended != "limit" or (found := within_reach(job, end)) is None:
+        return job.target
+    target, run = found
+    keep(run)
+    text = f"The first training, at {spec}, does not reach {job.target:g} in {end.trained_samples:,} samples."
+    listener(Noted(level="warning", text=f"{text} Batch sizes are compared at {target:g}, which it did reach."))
+    return target
 
 
 # run: a training under a budget.

@@ -106,6 +106,7 @@ def converge(
         min=1,
         help="Give up after so many passes over the data; with more than before, runs given up are made again.",
     ),
+    target: float | None = Option(None, help="The score to train to; the job's own, or one within reach, by default."),
     noise_scale: bool = Option(
         False, "--noise-scale", help="Also measure the gradient noise scale, as a second opinion: one more training."
     ),

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from underwatt.control.live_budget import LiveBudget
+    from underwatt.convergence.prior import RelativeCurve
     from underwatt.device.session import Session
     from underwatt.events import Event, Verdict
     from underwatt.measure.meter import Meter
@@ -113,6 +114,10 @@ class Actuator:
     def time_left_s(self) -> float:
         """Expected from the setting in use; inf while nothing is known."""
         return self.state.room.expected_s(self.setting) * (1 - self._share_done)
+
+    def weigh(self, shape: RelativeCurve) -> None:
+        """Batch sizes compare otherwise than was known: settings are searched for anew when there is time to."""
+        self.state = replace(self.state, room=replace(self.state.room, base=self.state.room.base.weighed(shape)))
 
     # Setting
 

@@ -374,8 +374,7 @@ class Controller(Actuator):
             return
         setting, self.measuring = self.measuring.setting, None
         if over_w and (found is None or found.power_w_ci95 > 2 * self._options.rough * found.power_w):
-            found = found or Measurement(setting, now_s - self.state.changed_s)
-            if self._is_rough_worth_a_check(found, now_s):
+            if self._is_rough_worth_a_check(found or Measurement(setting, now_s - self.state.changed_s), now_s):
                 return
         elif found is not None:
             found = replace(found, power_w=max(found.power_w, over_w), cost_s=now_s - self.state.changed_s)
@@ -423,6 +422,7 @@ class Controller(Actuator):
         self._doubted = None
         read_w = mean_reading_w(self._meter, max(now_s - control.ROUGH_S, self.state.changed_s))
         found = control.as_given_up(self.state, found, now_s, read_w, self._settling.typical_s)
+        self._pacer.measured(found.power_w, found.step_s, forgive=self.state.room.has_knobs)
         return self._is_to_be_checked(found)
 
     def _has_leapt(self, now_s: float) -> bool:

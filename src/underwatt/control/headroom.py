@@ -11,11 +11,13 @@ import numpy as np
 from underwatt.budget import Watts
 from underwatt.control.knowledge import Knowledge
 from underwatt.control.pacer import LEAST_RELIEF, can_hold
+from underwatt.device.base import permitted_space
 from underwatt.errors import BudgetError
 from underwatt.events import Expected, Planned
+from underwatt.measure.meter import measure_idle
 from underwatt.planning.problem import Goal, allows_pauses
 from underwatt.planning.search import FIRST, Search
-from underwatt.records import Measurement, Status
+from underwatt.records import Measurement, PowerMode, Status
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
     from underwatt.budget import Budget
     from underwatt.control.live_budget import LiveBudget
     from underwatt.control.state import ControlOptions
+    from underwatt.device.session import Session
     from underwatt.planning.problem import Problem
     from underwatt.planning.search import Ask
     from underwatt.records import Profile, Setting
@@ -38,12 +41,11 @@ PEAK_MARGIN, PEAK_ALARM = 0.03, 0.01
 IDLE_SHARE, MOST_IDLE_SHARE = 0.75, 0.9
 # How far to look ahead where it is not known when the training ends, and at most.
 USUAL_VIEW_S, LONGEST_VIEW_S = 3600.0, 86_400.0
-# Without knobs there are only some batch sizes: so many of them are worth a look in any case.
-MOST_BATCH_SIZES = 8
 # Chosen with benchmarks/hold.py: while training, a setting that may not fit is hardly worth a try; and training on
 # while another setting is measured costs about so many seconds, a few at a setting that is somewhat slower.
 CAUTION_TO_FIT = 4.0
 MEASURING_COSTS_S = 0.6
+MOST_ANEW = 3  # measurements where only batch sizes are weighed otherwise; chosen with benchmarks/cold.py
 FEWEST_STEPS = 3
 UNBOUNDED_W = 1e9  # where neither watts nor joules are bounded, and no deadline can be kept
 
@@ -209,6 +211,20 @@ class Headroom:
         )
 
 
+def check_lowest(session: Session, set_modes: bool, budget_w: float) -> None:
+    """A device draws more than the budget while it waits: raise ``BudgetError`` where its lowest clocks do not help."""
+    space = permitted_space(session.device) if set_modes else session.device.space.only(())
+    if not space.knobs:
+        return  # the controller says so
+    session.apply(PowerMode.of({knob.name: min(knob.values) for knob in space.knobs}))
+    lowest_w = measure_idle(session.device)
+    if budget_w <= lowest_w:
+        raise BudgetError(
+            f"{budget_w:g} W is less than the device draws while it waits at its lowest clocks ({lowest_w:.2f} W).",
+            hint=f"The smallest budget that can be held is above {lowest_w:.2f} W.",
+        )
+
+
 class LevelSearch:
     """Searches anew for each level of the budget, with all that is known, and remembers for which it has."""
 
@@ -231,16 +247,20 @@ class LevelSearch:
             problem,
             references=self._references,
             known=known,
-            first=FIRST if has_knobs else min(len(problem), MOST_BATCH_SIZES),
+            first=min(FIRST, len(problem)),
             caution=CAUTION_TO_FIT,
             safe=has_knobs,  # without knobs, pauses hold the budget whatever a step draws
         )
-        self._level_w, self._goal = math.nan, problem.goal
-        self.done_w: list[float] = []  # for which watts there was a search, for this goal, that came to its end
+        self._level_w, self._base, self._goal = math.nan, problem, problem.goal
+        self.done_w: list[float] = []  # for which watts there was a search of the same that came to its end
+
+    def _is_same(self, room: Headroom) -> bool:
+        """Whether the same is searched for, but for the watts."""
+        return room.goal is self._goal and room.base is self._base
 
     def is_done(self, room: Headroom) -> bool:
         """Whether there was a search for about as many watts already."""
-        if room.goal is not self._goal or self._knowledge.mistaken:
+        if not self._is_same(room) or self._knowledge.mistaken:
             return False
         return any(math.isclose(room.left_w, done_w, rel_tol=self._options.same_level) for done_w in self.done_w)
 
@@ -249,17 +269,18 @@ class LevelSearch:
         if self._knowledge.mistaken:
             self._knowledge.mistaken = False
             self.start_over(room, self._knowledge.measurements())
-        level_w, before = room.left_w, self._goal
-        if before is not room.goal:
-            self._goal, self.done_w = room.goal, []
-        if before is not room.goal or not math.isclose(level_w, self._level_w, rel_tol=1e-3):
+        level_w, is_same = room.left_w, self._is_same(room)
+        is_new = room.goal is not self._goal or not math.isclose(level_w, self._level_w, rel_tol=1e-3)
+        if not is_same:
+            self._goal, self._base, self.done_w = room.goal, room.base, []
+        if is_new or not is_same:
             time_s = room.time_at_level_s(elapsed_s, time_left_s, self._options.same_level)
             problem = room.problem()
             if room.has_knobs:  # pauses would blur the reading: they are for settings whose power is known already
                 problem = replace(problem, idle_w=None)
             self._search = self._search.under(
                 problem,
-                most=self._options.most_a_level,
+                most=self._options.most_a_level if is_new else MOST_ANEW,
                 least_gain=max(self._options.least_gain, MEASURING_COSTS_S / time_s),
             )
             self._level_w = level_w

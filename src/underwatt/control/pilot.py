@@ -17,20 +17,21 @@ from underwatt import __version__
 from underwatt.control.actuator import TEST
 from underwatt.control.controller import Controller
 from underwatt.control.divergence import Losses
+from underwatt.control.headroom import check_lowest
 from underwatt.control.measured_search import comparable
 from underwatt.control.publisher import LATE_S, PERIOD_S, Publisher
 from underwatt.control.state import FastPath
 from underwatt.control.verdict import LiveJudge
+from underwatt.convergence.noise_scale import LearnedCurve
 from underwatt.convergence.prior import RelativeCurve
 from underwatt.device.base import HasRecordedPower, SimulatesLoad, permitted_space
 from underwatt.device.session import Session
 from underwatt.device.signals import interruptible, uninterrupted
-from underwatt.errors import BudgetError, InputError, OutOfMemoryError, SensorError
+from underwatt.errors import InputError, OutOfMemoryError, SensorError
 from underwatt.events import Ended, Measured, Noted, Progressed, Resumed, Scored, Started
 from underwatt.measure.meter import Meter, measure_idle
 from underwatt.planning.problem import Problem
 from underwatt.predict.base import SettingArray
-from underwatt.records import PowerMode
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -84,6 +85,7 @@ class Pilot:
         self._live, self._convergence, self._cost, self._known = live, convergence, cost, tuple(known)
         self.batch_sizes = tuple(sorted(set(batch_sizes)))  # those on offer
         self._references, self._options = references, options
+        self._learned = LearnedCurve(convergence) if isinstance(convergence, RelativeCurve) else None
         self._elapsed_s, self._energy_j = elapsed_s, 0.0
         self._session = Session(device)
         self._process = os.getpid()
@@ -127,7 +129,7 @@ class Pilot:
         if self._idle_w is None and self._can_pause:
             self._idle_w = measure_idle(self.device)
         if self._idle_w is not None and self._live.power_w(self._elapsed_s) < self._idle_w:
-            self._check_lowest()
+            check_lowest(self._session, self._set_modes, self._live.power_w(self._elapsed_s))
         self._begun_s = self.device.clock.now_s() - self._elapsed_s
         self.meter.listen(lambda read: self._fast.heard(read.at_s, read.power_w, self._live.has_news()))
         if self._publisher.log is not None:
@@ -258,6 +260,18 @@ class Pilot:
         self._controller.progressed(self.share)
         self._controller.begin()
 
+    @property
+    def learns(self) -> bool:
+        """Whether it is of use to know how noisy gradients are: how batch sizes compare was not measured before."""
+        return self._learned is not None and len(self.batch_sizes) > 1
+
+    def saw_gradients(self, signal: float, noise: float) -> None:
+        """Two gradients were compared: the squared true one, and the variance of one sample's."""
+        if self._learned is not None and (curve := self._learned.after(signal, noise)) is not None:
+            self._convergence = curve
+            self.note("info", f"Batch sizes are weighed by {curve.said()}.")
+            self.controller.weigh(curve)
+
     def begins_anew(self) -> None:
         """What was trained so far does not count."""
         self._fast.steps = self._steps = self._samples = 0
@@ -373,20 +387,6 @@ class Pilot:
     def note(self, level: str, text: str) -> None:
         """Say something in the log: ``info`` or ``warning``."""
         self._tell(Noted(level=level, text=text))
-
-    def _check_lowest(self) -> None:
-        """The device draws more than the budget while it waits: do its lowest clocks help? Where not, end here."""
-        space = permitted_space(self.device) if self._set_modes else self.device.space.only(())
-        if not space.knobs:
-            return  # the controller says so
-        self._session.apply(PowerMode.of({knob.name: min(knob.values) for knob in space.knobs}))
-        lowest_w = measure_idle(self.device)
-        budget_w = self._live.power_w(self._elapsed_s)
-        if budget_w <= lowest_w:
-            raise BudgetError(
-                f"{budget_w:g} W is less than the device draws while it waits at its lowest clocks ({lowest_w:.2f} W).",
-                hint=f"The smallest budget that can be held is above {lowest_w:.2f} W.",
-            )
 
     # Telling
 

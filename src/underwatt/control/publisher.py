@@ -11,6 +11,7 @@ import time
 from typing import TYPE_CHECKING, Any, Protocol
 
 from underwatt.control.live_budget import MayFail
+from underwatt.device.base import foreign_changes
 from underwatt.errors import DeviceError
 from underwatt.events import Measured, Noted
 from underwatt.measure.meter import read_state
@@ -66,6 +67,7 @@ class Publisher:
         self._next_s = self._next_here_s = -math.inf
         self.seen: dict[str, Any] = {}  # clocks as they ran and the hottest part, when the device was last asked
         self._next_state_s = -math.inf
+        self._changes: tuple[str, ...] = ()  # what others did at the knobs, to be said
         self._thread = threading.get_ident()
         self._failure: Exception | None = None  # of a listener on another thread, such as the one that samples power
 
@@ -90,8 +92,10 @@ class Publisher:
             raise failure
 
     def news(self) -> list[Noted]:
-        """What there is to say of a log, store or inbox that fails, or works again."""
+        """What there is to say of a log, store or inbox that fails, or works again, and of others at the knobs."""
         said = [news for part in self._may_fail if (news := part.take_news())]
+        said += [("warning", text) for text in self._changes]
+        self._changes = ()
         return [Noted(level=level, text=text) for level, text in said]
 
     def is_progress_due(self, now_s: float, late_s: float = 0.0) -> bool:
@@ -99,14 +103,17 @@ class Publisher:
         return now_s >= self._next_s + late_s or time.monotonic() >= self._next_here_s + late_s
 
     def look_at(self, device: Device, now_s: float) -> None:
-        """Ask the device now and then what it is doing, for the log; one that does not say is not asked again."""
-        if self.log is None or now_s < self._next_state_s:
+        """Ask now and then what the device is doing and what others did; one that does not say is not asked again."""
+        if now_s < self._next_state_s:
             return
         self._next_state_s = now_s + STATE_PERIOD_S
         try:
-            state = read_state(device)
+            state = read_state(device) if self.log is not None else None
+            self._changes = (*self._changes, *foreign_changes(device))
         except DeviceError:
             self._next_state_s = math.inf
+            return
+        if state is None:
             return
         hottest_c = max(state.temperatures_c.values(), default=None)
         self.seen = {"running": state.running, "temperature_c": hottest_c}

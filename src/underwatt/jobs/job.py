@@ -69,6 +69,7 @@ class Effort:
 
     evaluate_every_samples: int
     limit_samples: float = math.inf
+    target: float | None = None  # to train to, in place of the job's own
 
     def __post_init__(self) -> None:
         if self.limit_samples < 1 or self.evaluate_every_samples < 1:
@@ -166,12 +167,18 @@ class Job:
         rule = self._usual_rule if self.lr_rule is None else self.lr_rule
         return scaled_lr(self.lr, self.lr_batch_size, batch_size, rule)
 
+    @property
+    def is_adaptive(self) -> bool:
+        """Whether the optimizer scales its steps by the size of gradients, as Adam does and SGD does not."""
+        return self._usual_rule != "linear"
+
     @cached_property
     def _usual_rule(self) -> LrRule:
         """The rule that suits the optimizer; a real one is asked, so that classes, partials and lambdas all do."""
         torch = require("torch", extra="torch")
         try:
-            return usual_rule(self.make_optimizer(torch.nn.Linear(1, 1), self.lr))
+            with torch.random.fork_rng([]):  # whoever asks in the middle of a training finds it as it was
+                return usual_rule(self.make_optimizer(torch.nn.Linear(1, 1), self.lr))
         except Exception:  # noqa: BLE001 - one that sorts parameters into groups may want those of the model
             with torch.random.fork_rng([]):
                 model = self.model if isinstance(self.model, torch.nn.Module) else self.model()

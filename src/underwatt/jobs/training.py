@@ -279,6 +279,11 @@ class Training:
             torch.cuda.set_rng_state(state["random_gpu"], self.device)
 
     @property
+    def train_samples(self) -> int:
+        """How many samples there are to train on."""
+        return len(self._train_data)
+
+    @property
     def _kept_step(self) -> Any:
         """The job's own step where it keeps something from step to step, such as a scaler of mixed precision."""
         return self.job.train_step if hasattr(self.job.train_step, "state_dict") else None

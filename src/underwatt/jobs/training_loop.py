@@ -18,6 +18,7 @@ from underwatt.jobs import checkpoint
 from underwatt.jobs._torch import torch
 from underwatt.jobs.checkpoint import Progress
 from underwatt.jobs.faults import call_job, half_updated, is_lost_worker, lost_worker, watch_updates
+from underwatt.jobs.gradient_watch import GradientWatch
 from underwatt.jobs.runs import RunResult
 from underwatt.jobs.training import EVALUATION_BATCH, Completion, LatestLoss
 
@@ -73,6 +74,7 @@ class _Loop:
         self._test_share, self._next_test_s = test_share, -math.inf
         self._completion = Completion(on_gpu=training.device.type == "cuda")
         self._latest_loss = LatestLoss()
+        self._gradients = GradientWatch(training, pilot.device.clock.now_s)
         self._evaluated_samples = progress.evaluated_samples if progress else 0
         self._score = progress.score if progress else None
         self._best = progress.best_score if progress else None
@@ -134,6 +136,8 @@ class _Loop:
                     training.redo(pilot.out_of_memory(size))
                 self._guard.model_intact = True
                 return
+        if pilot.learns and (pair := self._gradients.look()) is not None:
+            pilot.saw_gradients(*pair)
         pilot.stepped(training.batch_size, self._latest_loss.of(loss))
 
     def _learn(self) -> Any:

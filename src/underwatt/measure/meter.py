@@ -34,7 +34,8 @@ if TYPE_CHECKING:
 SAMPLE_PERIOD_S = 0.1
 KEEP_S = 3600.0  # nobody looks back further, and a run may last for weeks
 KEEP_BEATS = 1_000_000
-ANSWER_S = 5.0  # a sensor that takes longer hangs; at the lowest clocks, beside a training, a Nano may need a second
+ANSWER_S = 5.0  # a sensor that takes longer to answer hangs
+STATE_S = 3.0  # so does the rest; at the lowest clocks, beside a training, a Nano may need a second
 STALE_PERIODS, STALE_S = 10, 1.0  # readings older than so many periods and this long are no readings of now
 BRIDGED_PERIODS = 4  # a gap between readings that worked may be this long
 COUNTER_TOLERANCE = 0.25  # between the hardware's energy counter and the readings, over a window
@@ -369,10 +370,10 @@ def _sound_counter(
 def read_state(device: Device) -> DeviceState:
     """What a device is doing; raises ``SensorError`` where it does not answer: whoever asks has a training to go on."""
     try:
-        return answer_within(ANSWER_S, device.read_state)
+        return answer_within(STATE_S, device.read_state)
     except TimeoutError as exc:
         raise SensorError(
-            f"The state of {device.info.name} could not be read within {ANSWER_S:g} s.",
+            f"The state of {device.info.name} could not be read within {STATE_S:g} s.",
             hint="The device hangs; often a restart of the machine helps. Then go on where the training stopped.",
         ) from exc
 

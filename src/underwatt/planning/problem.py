@@ -141,6 +141,10 @@ class Problem:
     def __len__(self) -> int:
         return len(self.candidates)
 
+    def weighed(self, shape: RelativeCurve) -> Problem:
+        """The same choice, with batch sizes compared by another shape."""
+        return Problem.of(self.candidates, self.budget, shape, self.goal, idle_w=self.idle_w)
+
     def take(self, rows: NDArray[np.intp]) -> Problem:
         """The problem of choosing among some of the candidates."""
         samples, std = self.log_samples[rows], self.log_samples_std[rows]

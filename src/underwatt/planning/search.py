@@ -42,7 +42,7 @@ LIKELY = 0.7
 # A candidate with less chance to fit than this is given up.
 HOPELESS = 0.01
 NEAR_LOWEST = 0.08  # in log watts
-LONGEST_TRIED_S = 5.0  # or twice the shortest step
+LONGEST_TRIED_S = 12.0  # or twice the shortest step; a budget is judged over five steps, at most a minute
 # A candidate so many standard deviations behind gains nothing.
 FURTHEST = 30.0
 # Chosen with benchmarks/speed.py: where there are more candidates than this, only those with a prospect are thought
@@ -243,6 +243,8 @@ class Search:
 
     def _begin_with(self, still_open: NDArray[np.bool_], count: int) -> list[int]:
         """What to measure before anything can be predicted; where the budget must hold, one setting after another."""
+        if not self.problem.candidates.knobs:
+            return self._around_middle(np.flatnonzero(still_open))[:count]
         if not self.safe:
             return self._telling(np.flatnonzero(still_open), count)
         if np.isinf(self._highest_log_w).all():
@@ -251,6 +253,12 @@ class Search:
         if not sure.any():
             return [int(np.argmin(np.where(still_open, self._highest_log_w, np.inf)))]
         return self._telling(np.flatnonzero(sure), 1)
+
+    def _around_middle(self, rows: NDArray[np.intp]) -> list[int]:
+        """Batch sizes alone, from the middle outwards: what a search costs is training at the extremes."""
+        middle = np.median(np.log(self.problem.candidates.batch_size))
+        away = np.abs(np.log(self.problem.candidates.batch_size[rows]) - middle)
+        return [int(row) for row in rows[np.argsort(away, kind="stable")]]
 
     @property
     def _most_log_w(self) -> float:

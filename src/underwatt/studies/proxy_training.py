@@ -12,23 +12,26 @@ from __future__ import annotations
 
 import math
 from contextlib import closing
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
-from underwatt.errors import InputError, JobError, PredictError
+from underwatt.convergence.noise_scale import NoiseScaleMeter
+from underwatt.errors import JobError
 from underwatt.jobs._torch import torch
 from underwatt.jobs.data import train_and_test
 from underwatt.jobs.faults import call_job
+from underwatt.jobs.gradient_watch import GradientWatch
 from underwatt.jobs.job import Effort
-from underwatt.jobs.training import Training, forward, loss_of
+from underwatt.jobs.training import Training
 from underwatt.records import ConvergenceRun
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Sequence
 
     from underwatt.jobs.job import Job
 
 DEFAULT_PASSES = 30
+REACHABLE = 0.9  # of what a training gains from its first score to its best: others get there too
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +65,8 @@ def train_to_target(
     The same seed gives the same result on the same machine. ``hopeless_samples`` is where a run is given up because
     another is known to be that much better.
     """
+    if effort.target is not None:
+        job = replace(job, target=effort.target)
     devices = list(range(torch.cuda.device_count()))
     # Who calls this keeps their own random numbers.
     with torch.random.fork_rng(devices):
@@ -106,6 +111,22 @@ def _train(
     return TrainingEnd(run, ended, training.samples, tuple(scores))
 
 
+def within_reach(job: Job, end: TrainingEnd) -> tuple[float, ConvergenceRun] | None:
+    """A target that trainings like this one reach, where it did not reach the job's own, and this run as one to it.
+
+    Only the ratios between batch sizes matter, so that any target serves which all of them come to, late enough.
+    """
+    values = [score for _, score in end.scores if math.isfinite(score)]
+    best = max(values) if job.higher_is_better else min(values)
+    if best == values[0]:
+        return None  # nothing was learned
+    target = float(f"{values[0] + REACHABLE * (best - values[0]):.3g}")
+    aimed = replace(job, target=target)
+    after = next(at for at, (_, score) in enumerate(end.scores) if at and aimed.reached(score))
+    samples = crossing(end.scores[after - 1], end.scores[after], target)
+    return target, replace(end.run, target=target, samples=samples, given_up_samples=math.nan)
+
+
 def crossing(before: tuple[int, float], after: tuple[int, float], target: float) -> float:
     """Samples at which a line between two scores crosses the target; at least one sample."""
     (samples_before, score_before), (samples_after, score_after) = before, after
@@ -117,90 +138,6 @@ def crossing(before: tuple[int, float], after: tuple[int, float], target: float)
 
 LEAST_STEPS, MOST_STEPS = 10, 1000
 MOST_LOG_REACH = 3.0  # known within a factor of 20, or not at all
-
-
-class NoiseScaleMeter:
-    """The gradient noise scale, measured during normal training: a second opinion on the curve's B_noise.
-
-    It is shown beside the curve and does not shape it: how it relates to samples depends on the optimizer and the stage
-    of training, and tried as a prior it made curves worse more often than better.
-
-    Gradients of two batch sizes tell how much of a gradient is noise (McCandlish et al. 2018, appendix A.1). One device
-    gives one gradient a step, so a batch is cut into parts: each part's gradient is one of the small batch, their mean
-    is that of the large one, and is what the optimizer would have used anyway. Training goes on as before, except that
-    layers that mix samples (batch norm) see the parts. Single steps are far too noisy to divide: the squared true
-    gradient and the noise around it are averaged first, older steps counting less.
-    """
-
-    def __init__(self, decay: float = 0.98) -> None:
-        if not 0 < decay < 1:
-            raise InputError(f"A decay of {decay!r} makes no sense.", hint="Use a value between 0 and 1, such as 0.98.")
-        self._signal, self._noise = _Average(decay), _Average(decay)
-        self.steps = 0
-
-    def add(self, part_squares: Sequence[float], mean_square: float, part_samples: int) -> None:
-        """Count one step: squared norms of each part's gradient and of their mean, and the samples in a part."""
-        parts = len(part_squares)
-        if parts < 2 or part_samples < 1:
-            raise InputError("The noise scale needs at least two parts of a batch, each of at least one sample.")
-        small, large = part_samples, part_samples * parts
-        small_square = sum(part_squares) / parts
-        if not (math.isfinite(small_square) and math.isfinite(mean_square)):
-            return  # a diverged step says nothing about noise
-        self._signal.add((large * mean_square - small * small_square) / (large - small))
-        self._noise.add((small_square - mean_square) / (1 / small - 1 / large))
-        self.steps += 1
-
-    def backward(self, parameters: Iterable[Any], losses: Sequence[Any], part_samples: int) -> None:
-        """In place of ``loss.backward()``: the mean losses of equal parts of a batch; leaves the mean gradient."""
-        wanted = [parameter for parameter in parameters if parameter.requires_grad]
-        by_loss = [torch.autograd.grad(loss, wanted, allow_unused=True) for loss in losses]
-        for parameter, *gradients in zip(wanted, *by_loss, strict=True):
-            used = [gradient for gradient in gradients if gradient is not None]
-            parameter.grad = sum(used) / len(losses) if used else None
-        mean_square = _square(parameter.grad for parameter in wanted)
-        self.add([float(_square(gradients)) for gradients in by_loss], float(mean_square), part_samples)
-
-    @property
-    def noise_scale(self) -> float:
-        """Samples in a batch at which noise and signal are alike; inf where no signal can be seen, NaN at first."""
-        if not self.steps:
-            return math.nan
-        if self._signal.mean <= 0:
-            return math.inf
-        return max(0.0, self._noise.mean) / self._signal.mean
-
-    @property
-    def log_std(self) -> float:
-        """How unsure the log of the noise scale is, from how much single steps differ."""
-        if self.steps < 2 or self._signal.mean <= 0 or self._noise.mean <= 0:
-            return math.inf
-        return math.hypot(self._signal.mean_std / self._signal.mean, self._noise.mean_std / self._noise.mean)
-
-
-class _Average:
-    """An exponential average without the pull of its start, and how sure it is."""
-
-    def __init__(self, decay: float) -> None:
-        self._decay = decay
-        self._weight = self._weight_squares = self._sum = self._sum_squares = 0.0
-
-    def add(self, value: float) -> None:
-        keep = self._decay
-        self._weight = keep * self._weight + (1 - keep)
-        self._weight_squares = keep**2 * self._weight_squares + (1 - keep) ** 2
-        self._sum = keep * self._sum + (1 - keep) * value
-        self._sum_squares = keep * self._sum_squares + (1 - keep) * value**2
-
-    @property
-    def mean(self) -> float:
-        return self._sum / self._weight if self._weight else math.nan
-
-    @property
-    def mean_std(self) -> float:
-        variance = max(0.0, self._sum_squares / self._weight - self.mean**2)
-        share = self._weight_squares / self._weight**2  # one over the number of steps that count
-        return math.sqrt(variance * share / max(1 - share, 1e-9))
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,31 +160,21 @@ def noise_scale_on_the_way(job: Job, runs: Sequence[ConvergenceRun]) -> NoiseSca
     if not reached:
         return None
     longest = max(reached, key=lambda run: (run.batch_size, run.samples))
-    steps = min(max(LEAST_STEPS, math.ceil(longest.samples / longest.batch_size)), MOST_STEPS)
+    steps = min(max(2 * LEAST_STEPS, math.ceil(longest.samples / longest.batch_size)), MOST_STEPS)
     meter = measure_noise_scale(job, longest.batch_size, steps=steps)
     scale, reach = meter.noise_scale, 1.645 * meter.log_std
-    if meter.steps < LEAST_STEPS or not (math.isfinite(scale) and scale > 0 and reach < MOST_LOG_REACH):
+    if meter.pairs < LEAST_STEPS or not (math.isfinite(scale) and scale > 0 and reach < MOST_LOG_REACH):
         return None
     return NoiseScale(longest.batch_size, scale, scale * math.exp(-reach), scale * math.exp(reach))
 
 
 def measure_noise_scale(job: Job, batch_size: int, *, steps: int = 200) -> NoiseScaleMeter:
-    """Train the job on its proxy data for some steps, each on two halves of a batch, and meter the noise."""
-    if batch_size < 2:
-        raise PredictError("The noise scale needs a batch of at least two samples.", hint="Use a larger batch size.")
-    half = batch_size // 2
-    training = Training(job, half, proxy=True, seed=0)
-    training.rates.follow(2 * half)
-    model = training.model.train()
+    """Train the job on its proxy data for some steps, and meter the noise of its gradients."""
     meter = NoiseScaleMeter()
-    for _ in range(steps):
-        halves = [training.fetch()[0] for _ in range(2)]
-        meter.backward(model.parameters(), [loss_of(job, *forward(job, model, part)) for part in halves], half)
-        training.optimizer.step()
-    training.close()
+    with closing(Training(job, batch_size, proxy=True, seed=0)) as training:
+        watch = GradientWatch(training, most_share=math.inf)
+        for _ in range(steps):
+            training.step()
+            if (pair := watch.look()) is not None:
+                meter.add(*pair)
     return meter
-
-
-def _square(gradients: Iterable[Any]) -> Any:
-    """The squared norm of a gradient; stays on the device."""
-    return sum(gradient.detach().square().sum() for gradient in gradients if gradient is not None)

@@ -129,21 +129,22 @@ def study(
     ``on_run`` is called in this thread for each finished run, so that it can be stored at once. A run that fails is
     reported in the result and does not stop the others. Ctrl-C ends the workers and is raised on.
     """
-    done = newest_rates(done)
-    enough = min(settings.effort.limit_samples, hopeless_samples(done, job.target))
-    specs = runs_to_make(settings.batch_sizes, settings.seeds, done, job.target, job.lr_at, may_take_samples=enough)
+    done, effort = newest_rates(done), settings.effort
+    target = job.target if effort.target is None else effort.target
+    enough = min(effort.limit_samples, hopeless_samples(done, target))
+    specs = runs_to_make(settings.batch_sizes, settings.seeds, done, target, job.lr_at, may_take_samples=enough)
     suited, gpus = default_workers(job, len(specs))
     workers = min(settings.workers or suited, len(specs))
     progress = _Progress(deque(specs), workers, on_run, on_progress)
     pool: InProcessPool | ProcessPool
     if workers == 1:
-        pool = InProcessPool(lambda: job, settings.effort, progress.scored)
+        pool = InProcessPool(lambda: job, effort, progress.scored)
     else:
-        pool = ProcessPool(address, settings.effort, progress.scored, workers, gpus)
+        pool = ProcessPool(address, effort, progress.scored, workers, gpus)
     with contextlib.closing(pool):
         while progress.waiting or progress.running_since_s:
             while progress.waiting and len(progress.running_since_s) < workers:
-                pool.start(progress.next(), hopeless_samples([*done, *progress.runs], job.target))
+                pool.start(progress.next(), hopeless_samples([*done, *progress.runs], target))
             progress.ended(pool.wait())
     return StudyResult(tuple(progress.runs), tuple(progress.failures))
 
