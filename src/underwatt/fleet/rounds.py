@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 NOISE_BATCH = 256.0
 # Chosen with benchmarks/fleet.py --methods oracle, which tries fixed lengths: where rounds begin and end, as multiples
 # of what communication takes, and by how much one is longer than the one before it.
-FIRST_TIMES, LAST_TIMES, GROWTH = 3.0, 6.0, 1.03
+FIRST_TIMES, LAST_TIMES, GROWTH = 2.5, 4.0, 1.03
 # While boards still search, rounds are long enough to measure a setting in each.
 SEARCH_S = 6.0
 SHORTEST_S = 2.0
@@ -140,8 +140,8 @@ def plan_round(
 def round_length_s(number: int, overhead_s: Floats, step_s: Floats, *, searching: bool) -> float:
     """How long a round is: short at first, longer as communication would dominate, never too short for slow boards.
 
-    ``overhead_s`` is what goes to communication on each board, ``step_s`` what a step takes there. While more than half
-    of the boards still search (``searching``), the length suits that.
+    ``overhead_s`` is what goes to communication on each board, ``step_s`` what a step takes there. While some of the
+    boards still search (``searching``), the length suits that.
     """
     if not len(overhead_s):
         return SEARCH_S

@@ -43,6 +43,7 @@ SAME_LEVEL = 0.03  # budgets this close to each other need no search of their ow
 # Where nothing is known of a board's link yet: what is planned with, and how long it is waited for.
 FIRST_OVERHEAD_S, FIRST_WAIT_S = 1.0, 180.0
 MOST_REFERENCES = 8
+SEARCHING = 0.1  # of the boards; where fewer still search, rounds are not made longer for them
 # Of those made from FedAvg: trees are no weights, and QFedAvg takes the length of an update for something else.
 NOT_UPDATES = {"FedXgbBagging", "FedXgbCyclic", "QFedAvg"}
 STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
@@ -154,7 +155,7 @@ class FleetStrategy(Strategy):  # type: ignore[misc]
         step_s = np.array([r.train_s / r.steps if r and r.steps else math.nan for r in reports])
         length_s = self.length_s
         if length_s is None:
-            searching = sum(not state.searched for state in states) > len(states) / 2
+            searching = sum(not state.searched for state in states) > SEARCHING * len(states)
             length_s = round_length_s(number, overhead_s, step_s, searching=searching)
         leases: dict[int, dict[str, float]] = {}
         if self.site is not None:
