@@ -62,6 +62,7 @@ docs/how-it-chooses
 docs/planning
 docs/devices
 docs/helper
+docs/fleet
 docs/measuring
 docs/troubleshooting
 :::

@@ -1,10 +1,12 @@
 """A job that learns in a moment: three clouds of points; how it misbehaves is said by environment variables."""
 
 import os
-from collections.abc import Iterable
+from collections import OrderedDict
+from collections.abc import Callable, Iterable
 
 import torch
 from torch import nn
+from torch.utils.hooks import RemovableHandle
 
 from underwatt.jobs.job import Job
 
@@ -49,6 +51,17 @@ class PlainSgd:
     def __init__(self, parameters: Iterable[nn.Parameter], lr: float) -> None:
         self.param_groups = [{"params": list(parameters), "lr": lr}]
         self.defaults, self.state = {"lr": lr}, dict[nn.Parameter, object]()
+        self._before, self._after = (OrderedDict[int, Callable[..., None]]() for _ in range(2))
+
+    def register_step_pre_hook(self, hook: Callable[..., None]) -> RemovableHandle:
+        handle = RemovableHandle(self._before)
+        self._before[handle.id] = hook
+        return handle
+
+    def register_step_post_hook(self, hook: Callable[..., None]) -> RemovableHandle:
+        handle = RemovableHandle(self._after)
+        self._after[handle.id] = hook
+        return handle
 
     def zero_grad(self, set_to_none: bool) -> None:
         assert set_to_none
@@ -57,8 +70,12 @@ class PlainSgd:
 
     @torch.no_grad()
     def step(self) -> None:
+        for hook in self._before.values():
+            hook(self, (), {})
         for weight in self.param_groups[0]["params"]:
             weight -= self.param_groups[0]["lr"] * weight.grad
+        for hook in self._after.values():
+            hook(self, (), {})
 
 
 def light_job(**changes: object) -> Job:
