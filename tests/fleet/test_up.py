@@ -13,7 +13,7 @@ import pytest
 
 pytest.importorskip("flwr", reason="Flower is not installed; `make test-fleet` runs this in an environment of its own")
 
-from underwatt.fleet.up import FleetProcesses
+from underwatt.fleet.up import FleetProcesses, node_key
 
 APP = Path(__file__).parent.parent.parent / "examples" / "fleet"
 NODES = [
@@ -50,14 +50,16 @@ def test_three_nodes_train_three_rounds_and_two_finish_when_one_is_killed(tmp_pa
 
 @pytest.mark.slow
 @pytest.mark.timeout(400)
-def test_a_node_with_an_unknown_key_is_not_let_in(tmp_path: Path) -> None:
+def test_a_node_whose_key_is_not_registered_is_not_let_in(tmp_path: Path) -> None:
     with FleetProcesses(tmp_path, []) as fleet:
-        from underwatt.fleet.up import node_key
-
-        assert fleet.processes == []
-        public = node_key(tmp_path / "known")
+        public = node_key(tmp_path / "node-0")
+        assert oct((tmp_path / "node-0").stat().st_mode)[-3:] == "600"
+        stranger = fleet.start_node(0, NODES[0])
+        assert stranger.wait(60.0) != 0
         fleet.flwr("supernode", "register", str(public), "up")
-        assert "1" in fleet.flwr("supernode", "list", "up")
-        with pytest.raises(Exception, match="flwr supernode failed"):
-            fleet.flwr("supernode", "register", str(public), "up")  # the same key twice
-    assert oct((tmp_path / "known").stat().st_mode)[-3:] == "600"
+        known = fleet.start_node(0, NODES[0])
+        until_s = time.monotonic() + 60.0
+        while "online" not in fleet.flwr("supernode", "list", "up") and time.monotonic() < until_s:
+            time.sleep(0.5)
+        assert known.poll() is None
+        assert "online" in fleet.flwr("supernode", "list", "up")

@@ -16,8 +16,9 @@ if TYPE_CHECKING:
     from underwatt.convergence.prior import RelativeCurve
 
 DECAY = 0.98  # of a pair of gradients to the next one
-# Chosen with benchmarks/cold.py, in powers of two: how far the batch size of twice the samples lies above the noise
-# scale as it is measured, and how surely; and how far it must have moved to be told again.
+# In powers of two: how far the batch size of twice the samples lies above the noise scale as it is measured, and how
+# surely; and how far it must have moved to be told again. A compromise between few trials on the jobs of
+# benchmarks/cold.py: one of three gained clearly, the others within the scatter of seeds.
 ABOVE, SPREAD = 0.5, 0.7
 NEWS = 0.6
 FEWEST_PAIRS = 12

@@ -43,6 +43,7 @@ class FleetProcesses:
         self.folder, self._nodes = folder.resolve(), nodes
         self.processes: list[subprocess.Popen[bytes]] = []  # of the nodes, in their order
         self._stack = contextlib.ExitStack()
+        self._port = 0  # where nodes find the SuperLink
         self.environment = {
             **os.environ,
             **QUIET,
@@ -73,21 +74,23 @@ class FleetProcesses:
                 self._runtime(runtime, "--serverappio-api-address"),
             )
             self._wait_for(fleet, control)
+            self._port = fleet
             for at, node in enumerate(self._nodes):
                 public = node_key(self.folder / f"node-{at}")
                 self.flwr("supernode", "register", str(public), NAME)
-                self.processes.append(self._start_node(at, node, fleet))
+                self.processes.append(self.start_node(at, node))
             self._stack = stack.pop_all()
         return self
 
     def __exit__(self, *error: object) -> None:
         self._stack.close()
 
-    def _start_node(self, at: int, node: Mapping[str, Any], fleet_port: int) -> subprocess.Popen[bytes]:
+    def start_node(self, at: int, node: Mapping[str, Any]) -> subprocess.Popen[bytes]:
+        """Start the node of this number; it is let in where its key is registered."""
         said = " ".join(f"{name}={json.dumps(value)}" for name, value in {**node, "partition-id": at}.items())
         return self._start(
             f"node-{at}",
-            ["flower-supernode", "--superlink", f"{HOST}:{fleet_port}", "--node-config", said],
+            ["flower-supernode", "--superlink", f"{HOST}:{self._port}", "--node-config", said],
             ["--root-certificates", str(self.folder / "ca.crt")],
             ["--auth-supernode-private-key", str(self.folder / f"node-{at}")],
             self._runtime(free_port(), "--clientappio-api-address"),
