@@ -45,7 +45,7 @@ USUAL_VIEW_S, LONGEST_VIEW_S = 3600.0, 86_400.0
 # while another setting is measured costs about so many seconds, a few at a setting that is somewhat slower.
 CAUTION_TO_FIT = 4.0
 MEASURING_COSTS_S = 0.6
-MOST_ANEW = 3  # measurements where only batch sizes are weighed otherwise; as many as a look at each neighbour needs
+MOST_ANEW = 3  # measurements where only batch sizes are weighed otherwise; not tuned
 FEWEST_STEPS = 3
 UNBOUNDED_W = 1e9  # where neither watts nor joules are bounded, and no deadline can be kept
 
