@@ -88,7 +88,7 @@ def test_the_unit_file_trains_and_goes_on_where_it_was_stopped(folder: Path) -> 
     assert words[:2] == ["/bin/sh", "-c"]
     underwatt = f"{sys.executable} -m underwatt"
     script = words[2].replace("%h/venv/bin/underwatt", underwatt).replace("$$", "$")
-    script = script.replace("train.py:job", "endless.py:endless --device virtual:nano --limit 15000")
+    script = script.replace("train.py:job", "endless.py:endless --device virtual:nano --limit 60000")
     (folder / "sun.csv").write_text("at_s,power_w\n0,4\n20,3\n")
     path = f"{REPOSITORY / 'tests' / 'helpers'}:{REPOSITORY / 'src'}"
     started = {"cwd": folder, "env": {**os.environ, "PYTHONPATH": path}, "stdout": subprocess.DEVNULL}
@@ -105,7 +105,7 @@ def test_the_unit_file_trains_and_goes_on_where_it_was_stopped(folder: Path) -> 
     ended = read_log(log_path).end
     assert ended is not None
     assert ended.outcome == "limit"
-    assert ended.samples >= 15_000 > stopped.samples > 0
+    assert ended.samples >= 60_000 > stopped.samples > 0
 
 
 def wait_for_one(folder: Path, pattern: str) -> list[Path]:

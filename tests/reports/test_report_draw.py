@@ -46,7 +46,7 @@ def test_every_colour_is_one_of_the_page(sections: tuple[Section, ...]) -> None:
 
 def test_every_figure_says_its_message_and_has_its_numbers(sections: tuple[Section, ...]) -> None:
     ids = [plot.id for section in sections for plot in section.plots]
-    assert len(ids) == len(set(ids)) == 10
+    assert len(ids) == len(set(ids)) == 14
     for section in sections:
         assert all(len(plot.says) > 30 for plot in section.plots)
         if section.plots:

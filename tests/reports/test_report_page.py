@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from playwright.sync_api import Page
 
 pytest.importorskip("plotly", reason="the package plotly is not installed")
-PLOTS = 10
+PLOTS = 14
 
 
 @pytest.fixture(scope="module")

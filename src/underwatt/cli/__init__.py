@@ -45,7 +45,7 @@ COMMANDS = {
         "run",
         "Train under a budget: measure what is missing by training steps, hold the budget, restore; Ctrl-C is safe.",
     ),
-    "store": ("store", "Look at, export and import what was measured."),
+    "store": ("store", "Look at, export, import and delete what was measured."),
     "budget": ("run", "Change the budget of the run under way."),
     "report": ("run", "Make one self-contained HTML page: what was chosen, why, and how the training went."),
     "watch": (

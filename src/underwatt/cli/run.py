@@ -25,6 +25,8 @@ from underwatt.records import to_json
 from underwatt.reports.words import allowed, duration
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from rich.console import Console
     from typing_extensions import Self
 
@@ -43,7 +45,8 @@ COLOURS = {"searching": "cyan", "holding": "green", "correcting": "yellow", "res
 CLOSED_TERMINAL = contextlib.suppress(OSError)  # nobody may be looking any more, which ends no training
 
 
-def outlive_terminal() -> None:
+@contextlib.contextmanager
+def outliving_terminal() -> Iterator[None]:
     """Go on when the terminal closes, as where a connection breaks; who wants the run to end sends it SIGTERM."""
     terminals = [number for number in range(3) if os.isatty(number)]
 
@@ -54,8 +57,13 @@ def outlive_terminal() -> None:
             os.dup2(nowhere, number)
         os.close(nowhere)
 
-    if signal.getsignal(signal.SIGHUP) is signal.SIG_DFL:  # what nohup has ignored stays so
+    before = signal.getsignal(signal.SIGHUP)
+    if before is signal.SIG_DFL:  # what nohup has ignored stays so
         signal.signal(signal.SIGHUP, forget)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGHUP, before)
 
 
 class Display:
@@ -139,6 +147,7 @@ NOT_HELD = 6
 
 
 @app.command("run")
+@outliving_terminal()
 def run(
     job: list[str] = Argument(..., metavar="JOB", help=JOB_HELP, show_default=False),
     budget: str = Option("", help="10W, 10W peak, or a schedule: 08:00-18:00=15W,else=7W."),
@@ -166,7 +175,6 @@ def run(
     given = common.options_of(locals(), "job", "no_modes", "as_json")
     options = underwatt.RunOptions(**given, set_modes=not no_modes)
     display = Display(common.LOG)
-    outlive_terminal()
     with redirect_stdout(sys.stderr), display:  # what a job prints is not our answer
         ended = underwatt.run(job, options, listener=display.listen, watch=display.watch)
     log = ended.record()

@@ -107,7 +107,7 @@ def again(options: RunOptions, words: Sequence[str], folder: Path) -> str:
     line = ["underwatt", "run"]
     for one in fields(options):
         value, flag = getattr(options, one.name), f"--{_FLAGS.get(one.name, one.name).replace('_', '-')}"
-        if one.name in ("folder", "resume") or value == one.default:
+        if one.name in ("folder", "resume") or value in (one.default, ""):
             continue
         if one.name == "device":
             value = getattr(getattr(value, "info", None), "address", value)
