@@ -173,7 +173,8 @@ def _trace(trace: PowerTrace) -> Section:
 
 def _along(along: Along) -> Section:
     drawn = draw_run.draw_along(along)
-    plots = tuple(Plot(f"plot-along-{name}", f"{says} over time, as it trained.", drawing) for name, (says, drawing) in drawn.items())
+    told = {name: (f"{says} over time, as it trained.", drawing) for name, (says, drawing) in drawn.items()}
+    plots = tuple(Plot(f"plot-along-{name}", *plot) for name, plot in told.items())
     scores = zip(along.score_at_s, along.scores, strict=True)
     rows = [(duration(at_s), f"{score:.4g}") for at_s, score in scores]
     data = _some("Scores", ("at", "score"), rows) if rows else ""
