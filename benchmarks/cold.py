@@ -163,9 +163,6 @@ def text(seed: int) -> Job:
 JOBS: dict[str, Callable[[int], Job]] = {"scattered": scattered, "noisy": noisy, "text": text}
 
 
-# The boards
-
-
 class LargerNetwork(VirtualJetson):
     """A board on which a small network costs what a larger one does."""
 
