@@ -93,6 +93,25 @@ def test_what_cannot_be_put_back_is_told_and_tried_again_a_few_times(root: Path,
     assert not keeper.trouble
 
 
+def test_what_is_found_is_read_once_for_each_setting(
+    root: Path, process: Process, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keeper = Keeper(JetsonBoard(Sysfs(root)))
+    snapshot, taken = keeper.board.snapshot, []
+
+    def counted() -> dict[str, str]:
+        taken.append(snapshot())
+        return taken[-1]
+
+    monkeypatch.setattr(keeper.board, "snapshot", counted)
+    hold, _ = keeper.begin(object(), process, os.geteuid(), 60.0)
+    keeper.apply(hold, lowest(keeper))
+    assert hold.found == taken[0]
+    keeper.apply(hold, lowest(keeper))
+    assert len(taken) == 2
+    keeper.end("ends")
+
+
 def test_a_note_of_somebodys_cannot_keep_the_helper_from_putting_back(
     root: Path, tmp_path: Path, process: Process, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -158,11 +158,14 @@ class JetsonBoard:
             message = f"{exc.message} Nvpmodel mode {self._mode_id()}, which is active, caps it."
             raise ModeError(message, hint=self._how_to_lift(mode)) from exc
 
-    def apply(self, mode: "Mapping[str, float]") -> None:
-        """Set the knobs that ``mode`` names and check that they took; what fails midway is put back first."""
+    def apply(self, mode: "Mapping[str, float]", before: "Mapping[str, str] | None" = None) -> None:
+        """Set the knobs that ``mode`` names and check that they took; what fails midway is put back first.
+
+        ``before``: a snapshot that was taken just now, where there is one.
+        """
         exact = self.check(mode)
         self._require_writable(tuple(exact))
-        before = self.snapshot()
+        before = before or self.snapshot()
         writes = Writes(self.sysfs)
         try:
             with self._pinned.changed_by(writes, self._mode_id()):

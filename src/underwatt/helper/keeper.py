@@ -124,11 +124,12 @@ class Keeper:
         if not mode:
             raise ModeError("A mode that names no knob sets nothing.")
         self.board.check(mode)
-        found = {**self.board.snapshot(), **hold.found}
+        before = self.board.snapshot()
+        found = {**before, **hold.found}
         if found != hold.found:
             self._journal.write(self.board.identity, found)
             hold.found = found
-        self.board.apply(mode)
+        self.board.apply(mode, before)
         self._renewed(hold)
 
     def put_back(self, hold: Hold) -> None:
