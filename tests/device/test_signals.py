@@ -203,3 +203,29 @@ def test_what_may_hang_can_be_interrupted_inside_of_what_may_not() -> None:
     with pytest.raises((KeyboardInterrupt, SystemExit)), SignalGates():
         whole()
     assert went_on == ["whole"]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_module_is_imported_whole_before_a_signal_ends_what_needs_it(
+    number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lines = "import os, time", f"os.kill(os.getpid(), {number})", "time.sleep(0.2)", "whole = True"
+    (tmp_path / "half_imported.py").write_text("\n".join(lines))
+    monkeypatch.syspath_prepend(tmp_path)
+    with SignalGates(), pytest.raises((SystemExit, KeyboardInterrupt)):  # noqa: PT012
+        import half_imported
+
+        assert half_imported.whole
+        time.sleep(5)
+    assert sys.modules.pop("half_imported").whole
+
+
+def test_who_trains_while_a_module_is_imported_can_be_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(signals_module, "_MOST_TIMES", 2)
+    lines = "import os, signal, time", "os.kill(os.getpid(), signal.SIGTERM)", "time.sleep(30)"
+    (tmp_path / "trains_at_once.py").write_text("\n".join(lines))
+    monkeypatch.syspath_prepend(tmp_path)
+    begun_s = time.monotonic()
+    with SignalGates(), pytest.raises(SystemExit):
+        import trains_at_once  # noqa: F401
+    assert time.monotonic() - begun_s < 20

@@ -25,6 +25,8 @@ _ENDING = (signal.SIGTERM, signal.SIGHUP)  # end a process without a word, unles
 # With the last one PyTorch says that a loader's worker has died: its handler raises wherever this process is.
 _GATED = (signal.SIGINT, *_ENDING, signal.SIGCHLD)
 _waiting: list[_Gate] = []  # that arrived where they may not interrupt
+_IMPORTS = "<frozen importlib._bootstrap>"
+_AGAIN_S, _MOST_TIMES = 0.05, 100  # a signal comes again, and so often: who trains while a module is imported can end
 
 
 def uninterrupted(function: Callable[_Arguments, _Result]) -> Callable[_Arguments, _Result]:
@@ -65,6 +67,13 @@ def _must_wait(frame: FrameType | None) -> bool:
     return False
 
 
+def _is_importing(frame: FrameType | None) -> bool:
+    """Whether a module is half imported: interrupted there, it can be imported neither now nor while all ends."""
+    while frame is not None and frame.f_code.co_filename != _IMPORTS:
+        frame = frame.f_back
+    return frame is not None
+
+
 def _let_through() -> None:
     """An uninterrupted function returns: what waited for it takes effect, unless it is part of another one."""
     if not _waiting or threading.current_thread() is not threading.main_thread():
@@ -83,13 +92,18 @@ class _Gate:
 
     def __init__(self, number: int, handler: Any) -> None:
         self.number, self._handler = number, handler
-        self._process = os.getpid()
+        self._process, self._times_put_off = os.getpid(), 0
 
     def __call__(self, _number: int, frame: FrameType | None) -> None:
         if os.getpid() != self._process:
             self._act_in_child(frame)
         elif _must_wait(frame or sys._getframe()):
             _waiting.append(self)
+        elif self._times_put_off < _MOST_TIMES and _is_importing(frame):
+            self._times_put_off += 1
+            again = threading.Timer(_AGAIN_S, os.kill, (self._process, self.number))
+            again.daemon = True
+            again.start()
         else:
             self.act(frame)
 
