@@ -234,7 +234,7 @@ class Seconds:
     """What lasts of the power readings of about a minute: figures of each second, and how the budget was kept.
 
     ``at_s`` is where the first second begins; a second without readings has NaN watts. What follows ``readings`` is
-    exact, and adds up to that of every reading of the run: see ``control.judge``.
+    exact, and adds up to that of every reading of the run: see ``runlog.tally``.
     """
 
     kind: ClassVar[str] = "seconds"

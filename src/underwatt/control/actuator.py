@@ -7,11 +7,11 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from underwatt.control.headroom import COUNTED_MARGIN, READ_MARGIN, Headroom
+from underwatt.control.judge import LiveJudge
 from underwatt.control.knowledge import Knowledge
 from underwatt.control.pacer import Pacer
 from underwatt.control.state import ControlOptions, ControlState, FastPath, Phase, is_back
 from underwatt.control.steering import Steering
-from underwatt.control.verdict import LiveJudge
 from underwatt.errors import ApplyError, ModeError, NotPermittedError
 from underwatt.events import Noted, SettingChanged
 

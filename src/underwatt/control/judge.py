@@ -1,322 +1,264 @@
-"""Whether a budget was kept, judged reading by reading, while a run is under way or from all of its readings at once.
+"""The judge of a run: was the budget held? Judged while the run goes on; its log and its report repeat the verdict.
 
-Times and watts are whole numbers here, of a tenth of a millisecond and of a tenth of a milliwatt, as a log writes them:
-sums of these are exact. So it makes no difference in how many pieces a run is judged, and a log may keep the sums and
-forget the readings.
+Mean watts: the mean over the budget's own window (5 s where it names none), or over five steps where those take
+longer (but at most a minute), may be above the budget by 2% for at most 1% of the time. A sensor lags, so that it shows
+a load that came or went too late, and less of a brief one: as its lag is known by and by, what it has yet to show is
+added to the mean. Peak watts: no reading may be above them; after a fall, what still shows the watts of before is
+excused while the lag lasts.
 """
 
 from __future__ import annotations
 
-from bisect import insort
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple, TypeVar
+import math
+from collections import deque
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
-import numpy as np
-
-from underwatt.events import BudgetChanged, Event, Resumed, SettingChanged, Started, Verdict
-from underwatt.measure.steady import SENSOR_LAG_S
+from underwatt.budget import Watts
+from underwatt.events import Verdict
+from underwatt.measure.steady import SENSOR_LAG_S, Settling
+from underwatt.planning.problem import DEFAULT_WINDOW_S
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterator
 
-    from numpy.typing import ArrayLike, NDArray
+    from underwatt.budget import Budget
+    from underwatt.measure.meter import Meter
 
-    from underwatt.records import Setting
-
-    Floats = NDArray[np.float64]
-    Ticks = NDArray[np.int64]
-
-TICKS = 10_000  # to a second, and to a watt
-TOLERANCE = 0.02
-WINDOW_S = 1.0  # where the budget bounds the mean and does not say over how long
-LONGEST_WINDOW_S = 1e9
-CONTEXT_S = 3600.0  # a mean reaches back no further before its budget was given
-_LONG_AGO = -(2**62)
-_Number = TypeVar("_Number", np.int64, np.float64)
+TOLERANCE = 0.02  # a mean that is above the budget by less is within what sensors and pacing resolve
+WINDOW_STEPS = 5
+LONGEST_WINDOW_S = 60.0  # of five steps: a long wait is no long step
+LONGEST_GAP_S = 5.0  # a reading says nothing about more time before it
+FULL = 0.8  # a window that readings cover to this share is judged
+END_READINGS = 3  # whose mean is what a sensor shows at a moment: readings are noisy
+CLEAR = 0.05  # a difference between two such means that is smaller, as a share of them, is taken for noise
 
 
 @dataclass(frozen=True, slots=True)
-class Tally:
-    """What some readings add to the judgement; tallies of the parts of a run add up to that of all of it, exactly."""
+class Second:
+    """The readings of a second, or of the part of it that one budget covers."""
 
-    bounded: int = 0  # ticks of time, here and below
-    judged: int = 0
-    over: int = 0
-    span: int = 0  # that readings stand for
-    energy: int = 0  # ticks of time x ticks of power
-    energy_over: int = 0  # of single readings above the budget
-    readings: int = 0
-    readings_over: int = 0
-    peaks: int = 0  # readings above a budget of peak watts
-    first_over: int | None = None
-    worst_over: float = 0.0
-
-    def __add__(self, other: Tally) -> Tally:
-        firsts = [first for first in (self.first_over, other.first_over) if first is not None]
-        return Tally(
-            self.bounded + other.bounded,
-            self.judged + other.judged,
-            self.over + other.over,
-            self.span + other.span,
-            self.energy + other.energy,
-            self.energy_over + other.energy_over,
-            self.readings + other.readings,
-            self.readings_over + other.readings_over,
-            self.peaks + other.peaks,
-            min(firsts, default=None),
-            max(self.worst_over, other.worst_over),
-        )
+    begin_s: float
+    end_s: float
+    mean_w: float
+    max_w: float
+    readings: int
+    began_w: float = math.nan  # what the sensor showed before the first of them, and at the last
+    ended_w: float = math.nan
 
     @property
-    def verdict(self) -> Verdict:
-        """The same for people."""
-        return Verdict(
-            bounded_s=self.bounded / TICKS,
-            judged_s=self.judged / TICKS,
-            over_s=self.over / TICKS,
-            peaks=self.peaks,
-            worst_over=self.worst_over,
-            since_s=None if self.first_over is None else self.first_over / TICKS,
-        )
-
-    @property
-    def span_s(self) -> float:
-        """Seconds that the readings stand for."""
-        return self.span / TICKS
-
-    @property
-    def energy_j(self) -> float:
-        """Joules drawn."""
-        return self.energy / TICKS**2
-
-    @property
-    def energy_over_j(self) -> float:
-        """Joules of single readings above the budget."""
-        return self.energy_over / TICKS**2
+    def seconds(self) -> float:
+        """How long it is."""
+        return self.end_s - self.begin_s
 
 
-class Judged(NamedTuple):
-    """Readings with what each of them says; all but the tally are arrays, one value a reading."""
+class Seconds:
+    """Gathers readings by the second of the run; each stands for the time since the one before it."""
 
-    at: Ticks
-    power: Ticks
-    span: Ticks  # how long it stands for
-    under: Ticks  # of that, under the budget it is judged by
-    over: Floats  # ticks that the mean of its window lies above the budget; -inf where it is not counted
-    tally: Tally
+    def __init__(self, begin_s: float = 0.0) -> None:
+        self._begin_s = self._end_s = begin_s
+        self._energy_j = self._max_w = 0.0
+        self._readings = 0
+        self._began_w = math.nan
+        self._last: deque[float] = deque(maxlen=END_READINGS)
 
-    @property
-    def energy_over_j(self) -> float:
-        """Joules of these means above the budget."""
-        return float(np.sum(np.maximum(0.0, self.over) * self.under)) / TICKS**2
+    def read(self, at_s: float, power_w: float) -> Iterator[Second]:
+        """Take in a reading; gives the second that it ends, where it ends one."""
+        if math.floor(at_s) > math.floor(self._end_s) and self._readings:
+            yield from self.cut()
+        if at_s - self._end_s > LONGEST_GAP_S:
+            self._begin_s = self._end_s = at_s - LONGEST_GAP_S
+            self._last.clear()
+            self._began_w = math.nan
+        if at_s <= self._end_s:
+            return
+        self._energy_j += power_w * (at_s - self._end_s)
+        self._max_w = max(self._max_w, power_w)
+        self._readings += 1
+        self._last.append(power_w)
+        self._end_s = at_s
 
-
-class _Steps(NamedTuple):
-    """The budget over time."""
-
-    at: Ticks
-    bound: Floats  # ticks of power; inf where watts are not bounded
-    window: Ticks  # over which readings are averaged; 0 for peaks
-    is_peak: Ticks  # 1 where no reading may be above it at all
-
-    def held(self, of_steps: NDArray[_Number], before: float, at: Ticks) -> NDArray[_Number]:
-        """What readings fall under; one at the moment of a change stands for the time before it."""
-        whole = np.concatenate([np.array([before], of_steps.dtype), of_steps])
-        found: NDArray[_Number] = whole[np.searchsorted(self.at, at, "left")]
-        return found
-
-    @property
-    def drops(self) -> Ticks:
-        """When the budget fell."""
-        found: Ticks = self.at[1:][self.bound[1:] < self.bound[:-1]]
-        return found
+    def cut(self) -> Iterator[Second]:
+        """Another budget holds from now on, or the run is over: what was read since the last second is one."""
+        if self._readings:
+            seconds, ended_w = self._end_s - self._begin_s, sum(self._last) / len(self._last)
+            mean_w, began_w, self._began_w = self._energy_j / seconds, self._began_w, ended_w
+            yield Second(self._begin_s, self._end_s, mean_w, self._max_w, self._readings, began_w, ended_w)
+        self._begin_s, self._energy_j, self._max_w, self._readings = self._end_s, 0.0, 0.0, 0
 
 
-def ticks(values: ArrayLike) -> Ticks:
-    """Seconds or watts in whole ticks."""
-    found: Ticks = np.rint(np.asarray(values, dtype=float) * TICKS).astype(np.int64)
-    return found
+@dataclass(frozen=True, slots=True)
+class Bound:
+    """The watts in force."""
+
+    power_w: float = math.inf
+    is_peak: bool = False
+    window_s: float = DEFAULT_WINDOW_S
 
 
 class Judge:
-    """Takes events and readings as they come; what ``settle`` gives is judged for good.
+    """Judges second after second; ``over`` is how far the last window lies above the budget, as a share of it.
 
-    A reading stands for the time since the one before it. It is judged by the mean of the budget's window up to it,
-    which reaches back no further than the last drop of the budget: what was drawn under a higher one was allowed.
-    ``lag_s`` is the sensor's own: readings after a drop, or after a change of setting, that are back within the budget
-    before it is over still showed what was before, and are not counted. What stays above counts from the change on.
-    Nothing reaches across a stop of the run.
+    ``drawn_w`` was drawn in that window, or at most in it under peak watts, and ``allowed_w`` was allowed.
     """
 
-    def __init__(
-        self, *, window_s: float | None = None, lag_s: float = SENSOR_LAG_S, tolerance: float = TOLERANCE
-    ) -> None:
-        self._window_s, self._lag, self._tolerance = window_s, int(ticks(max(lag_s, 0.0))), tolerance
-        self._begin = 0
-        self._steps: list[tuple[int, float, int, int]] = []
-        self._changes: list[int] = []
-        self._setting: Setting | None = None
-        self._at = self._power = np.empty(0, np.int64)
-        self._counted = np.empty(0, bool)  # of the readings that are settled, which stand first
-        self._new: list[tuple[Ticks, Ticks]] = []
+    def __init__(self, before: Verdict | None = None) -> None:
+        self.verdict = before or Verdict()
+        self.over = self.drawn_w = self.allowed_w = 0.0
+        self.lag_s = 0.0  # of the sensor, as far as it is known
+        self._bound = Bound()
+        self._steps_s: deque[float] = deque(maxlen=WINDOW_STEPS)
+        self._window: deque[tuple[Second, float]] = deque()  # with the watts that were in force
+        # After a fall of peak watts the sensor shows for a while what was before, which the watts before it bound.
+        self._fallen_from_w = self._excused_until_s = -math.inf
+        self._excused: list[Second] = []
 
-    def take(self, event: Event) -> None:
-        """Something happened; where a part of the run begins, what came before must be settled."""
-        at = int(ticks(round(event.at_s, 4)))
-        if isinstance(event, (Started, Resumed)):
-            self._begin, self._setting, self._changes = at, None, []
-            self._at, self._power, self._counted = self._at[:0], self._power[:0], self._counted[:0]
-        elif isinstance(event, BudgetChanged):
-            bound = np.inf if event.power_w is None else float(np.rint(event.power_w * TICKS))
-            window_s = 0.0 if event.watts == "peak" else event.window_s or WINDOW_S
-            window_s = min(window_s if self._window_s is None else self._window_s, LONGEST_WINDOW_S)
-            is_peak = int(event.watts == "peak" and self._window_s is None)
-            insort(self._steps, (at, bound, int(ticks(window_s)), is_peak), key=lambda step: step[0])
-        elif isinstance(event, SettingChanged) and event.setting != self._setting:  # another state is no change
-            self._setting = event.setting
-            self._changes.append(at)
+    def budget(self, at_s: float, bound: Bound) -> None:
+        """Other watts hold from a moment on."""
+        before, self._bound = self._bound, bound
+        if bound.is_peak != before.is_peak or math.isinf(before.power_w) or math.isinf(bound.power_w):
+            self._window.clear()
+        if not bound.is_peak:
+            self._fallen_from_w, self._excused = -math.inf, []
+        elif bound.power_w < before.power_w < math.inf:
+            self._fallen_from_w = max(self._fallen_from_w, before.power_w)
+            self._excused_until_s = at_s + SENSOR_LAG_S
 
-    def read(self, at: Ticks, power: Ticks) -> None:
-        """Take in readings; costs next to nothing until they are settled."""
-        self._new.append((at, power))
+    def steps_take(self, seconds: float) -> None:
+        """So long a step took, with the pause before it."""
+        self._steps_s.append(seconds)
 
-    def settle(self, before: int | None = None) -> Judged:
-        """Judge what was read before a moment, by default all, for good; events up to ``lag_s`` later must be in."""
-        self._gather()
-        first = len(self._counted)
-        last = len(self._at) if before is None else max(first, int(np.searchsorted(self._at, before)))
-        counted, found = self._judge(first, last)
-        self._counted = np.concatenate([self._counted, counted])
-        self._forget()
-        return found
+    def take(self, second: Second) -> None:
+        """Judge one more second."""
+        bound = self._bound
+        if math.isinf(bound.power_w):
+            self.over = 0.0
+            return
+        self.verdict = replace(self.verdict, bounded_s=self.verdict.bounded_s + second.seconds)
+        if self._fallen_from_w > bound.power_w:
+            if second.begin_s <= self._excused_until_s and second.max_w > bound.power_w:
+                self._excused.append(second)
+                return
+            if second.max_w > (1 + TOLERANCE) * bound.power_w:  # still above when the lag is over: so all the time
+                for one in self._excused:
+                    self._count(one, one.max_w / bound.power_w - 1)
+            self._fallen_from_w, self._excused = -math.inf, []
+        self._window.append((second, bound.power_w))
+        over = self._over(second)
+        if over is not None:
+            self.over = over
+            self._count(second, over)
 
-    def preview(self) -> Tally:
-        """What all that is not settled yet would add, if it ended here."""
-        self._gather()
-        return self._judge(len(self._counted), len(self._at))[1].tally
+    def _over(self, second: Second) -> float | None:
+        """How far this second, or the window that it ends, lies above the budget; ``None`` before a window is full."""
+        bound = self._bound
+        if bound.is_peak:
+            self._window.clear()
+            self.drawn_w, self.allowed_w = second.max_w, bound.power_w
+            return second.max_w / bound.power_w - 1
+        window_s = max(bound.window_s, min(sum(self._steps_s), LONGEST_WINDOW_S))
+        begin_s = second.end_s - window_s
+        while self._window[0][0].end_s <= begin_s:
+            self._window.popleft()
+        total_s = drawn_j = allowed_j = 0.0
+        for one, allowed_w in self._window:
+            seconds = min(one.seconds, one.end_s - begin_s)
+            total_s, drawn_j, allowed_j = (
+                total_s + seconds,
+                drawn_j + seconds * one.mean_w,
+                allowed_j + seconds * allowed_w,
+            )
+        if total_s < FULL * window_s:
+            return None
+        drawn_j += self._unseen_j(drawn_j / total_s, begin_s)
+        self.drawn_w, self.allowed_w = drawn_j / total_s, allowed_j / total_s
+        return drawn_j / allowed_j - 1
+
+    def _unseen_j(self, mean_w: float, begin_s: float) -> float:
+        """Joules of the window that the sensor had not shown at its end, less those of before that it showed in it."""
+        first, last = self._window[0][0], self._window[-1][0]
+        since = min(max(begin_s - first.begin_s, 0.0) / first.seconds, 1.0)
+        rise_w = last.ended_w - (first.began_w + since * (first.ended_w - first.began_w))
+        return self.lag_s * rise_w if abs(rise_w) > CLEAR * mean_w else 0.0  # none where that is not known
+
+    def _count(self, second: Second, over: float) -> None:
+        verdict, is_peak = self.verdict, self._bound.is_peak
+        verdict = replace(verdict, judged_s=verdict.judged_s + second.seconds)
+        if over > (0.0 if is_peak else TOLERANCE):
+            verdict = replace(
+                verdict,
+                over_s=verdict.over_s + second.seconds,
+                peaks=verdict.peaks + is_peak,
+                worst_over=max(verdict.worst_over, over),
+                since_s=second.begin_s if verdict.since_s is None else verdict.since_s,
+            )
+        self.verdict = verdict
+
+
+class LiveJudge:
+    """Judges a run under way by its meter's readings; ``catch_up`` as often as you like."""
+
+    def __init__(self, meter: Meter, begun_s: float, before: Verdict | None = None) -> None:
+        self._meter, self._begun_s = meter, begun_s
+        self._judge = Judge(before)
+        newest = meter.newest
+        self._read_s = begun_s if newest is None else newest.at_s
+        self._seconds = Seconds(self._read_s - begun_s)
+        self.settling = Settling()  # what is known of the sensor's lag; whoever measures adds to it
+        self._why = ""
+        self._is_peak = self._was_over = False
 
     @property
-    def window_s(self) -> float:
-        """Over how long the budget in force bounds the mean; 0 where it bounds peaks, or nothing."""
-        return self._steps[-1][2] / TICKS if self._steps else 0.0
+    def over(self) -> float:
+        """How far the last window lies above the budget, as a share of it; negative below."""
+        return self._judge.over
 
-    def _gather(self) -> None:
-        if not self._new:
-            return
-        first, (at, power) = len(self._counted), map(np.concatenate, zip(*self._new, strict=True))
-        self._new.clear()
-        at, power = np.concatenate([self._at[first:], at]), np.concatenate([self._power[first:], power])
-        if first:  # what comes too late is taken to be of now
-            at = np.maximum(at, self._at[first - 1])
-        order = np.argsort(at, kind="stable")
-        self._at = np.concatenate([self._at[:first], at[order]])
-        self._power = np.concatenate([self._power[:first], power[order]])
+    @property
+    def is_over(self) -> bool:
+        """Whether that is more than may be."""
+        return self.over > (0.0 if self._is_peak else TOLERANCE)
 
-    def _judge(self, first: int, last: int) -> tuple[NDArray[np.bool_], Judged]:
-        steps = self._budget()
-        at, power = self._at[first:last], self._power[first:last]
-        bound, since = steps.held(steps.bound, np.inf, at), steps.held(steps.at, _LONG_AGO, at)
-        before = np.concatenate([[self._begin], self._at])[first:last]
-        span = np.maximum(0, at - np.maximum(before, self._begin))
-        under = np.minimum(span, at - since)
-        counted = ~self._excused(first, last, steps)
-        over = self._means(first, last, counted, steps) - bound
-        over = np.where(counted, over, -np.inf)
-        bounded, is_peak = np.isfinite(bound), steps.held(steps.is_peak, 0, at) > 0
-        is_over = over > np.where(is_peak, 0.0, self._tolerance) * np.where(bounded, bound, 0.0)
-        above = np.where(bounded, power - np.where(bounded, bound, 0.0), 0.0).astype(np.int64)
-        tally = Tally(
-            int(np.sum(under[bounded])),
-            int(np.sum(under[bounded & counted])),
-            int(np.sum(under[is_over])),
-            int(np.sum(span)),
-            int(np.sum(power * span)),
-            int(np.sum(np.maximum(0, above) * under)),
-            len(at),
-            int(np.sum(above > 0)),
-            int(np.sum(is_over & is_peak)),
-            int(at[is_over][0]) if np.any(is_over) else None,
-            float(np.max(over[is_over] / bound[is_over], initial=0.0)),
-        )
-        return counted, Judged(at, power, span, under, over, tally)
+    def news(self, budget_w: float) -> tuple[str, str] | None:
+        """A note, with its level, where the budget has begun to be exceeded since the last time, or is held again."""
+        was_over, self._was_over = self._was_over, self.is_over
+        if self.is_over and not was_over:
+            what = "the highest reading of the last second" if self._is_peak else "the mean of the last seconds"
+            drawn_w, allowed_w = self._judge.drawn_w, self._judge.allowed_w
+            return "warning", f"Over the budget: {what} is {drawn_w:.2f} W, {allowed_w:.4g} W are allowed."
+        return ("info", f"Within the budget of {budget_w:g} W again.") if was_over and not self.is_over else None
 
-    def _means(self, first: int, last: int, counted: NDArray[np.bool_], steps: _Steps) -> Floats:
-        """Mean of each reading's window up to it."""
-        at = self._at[first:last]
-        if not len(at):
-            return np.empty(0)
-        given = steps.held(steps.at, _LONG_AGO, at) - int(ticks(CONTEXT_S))
-        reach = np.maximum(at - steps.held(steps.window, 0, at), np.maximum(given, _latest(steps.drops, at)))
-        # The reading itself counts, however short the window.
-        begins = np.minimum(np.searchsorted(self._at, reach, "right"), np.arange(first, last))
-        base = int(begins.min())
-        flags = np.concatenate([self._counted[base:first], counted])
-        total = np.concatenate([[0], np.cumsum(np.where(flags, self._power[base:last], 0))])
-        count = np.concatenate([[0], np.cumsum(flags)])
-        begins, ends = begins - base, np.arange(first, last) + 1 - base
-        return np.asarray((total[ends] - total[begins]) / np.maximum(1, count[ends] - count[begins]))
+    @property
+    def verdict(self) -> Verdict:
+        """The verdict so far."""
+        return replace(self._judge.verdict, why=self._why)
 
-    def _excused(self, first: int, last: int, steps: _Steps) -> NDArray[np.bool_]:
-        """Readings above the budget since a change, where they are back within it before the lag is over."""
-        excused = np.zeros(len(self._at), dtype=bool)
-        if self._lag and last > first:
-            begin, end = self._at[first] - self._lag, self._at[last - 1]
-            changes = np.union1d(steps.drops, np.array(self._changes, dtype=np.int64))
-            begins = np.searchsorted(self._at, changes, "right")
-            ends = np.minimum(np.searchsorted(self._at, changes + self._lag, "right"), [*begins[1:], len(self._at)])
-            for at in np.flatnonzero((changes >= begin) & (changes < end)).tolist():
-                part = slice(begins[at], ends[at])
-                bound = steps.held(steps.bound, np.inf, self._at[part])
-                back = np.flatnonzero(self._power[part] <= (1 + TOLERANCE) * bound)
-                if len(back):
-                    excused[begins[at] : begins[at] + back[0]] = True
-        return excused[first:last]
+    def catch_up(self) -> None:
+        """Take in what was read since the last time."""
+        self._judge.lag_s = self.settling.typical_s
+        for reading in self._meter.readings_after(self._read_s):
+            for second in self._seconds.read(reading.at_s - self._begun_s, reading.power_w):
+                self._judge.take(second)
+            self._read_s = reading.at_s
 
-    def _budget(self) -> _Steps:
-        at, bound, window, is_peak = zip(*self._steps, strict=True) if self._steps else ((), (), (), ())
-        return _Steps(
-            np.array(at, np.int64), np.array(bound, float), np.array(window, np.int64), np.array(is_peak, np.int64)
-        )
+    def budget(self, now_s: float, budget: Budget, power_w: float) -> None:
+        """Other watts hold from now on."""
+        self.end()
+        self._is_peak = budget.watts is Watts.PEAK
+        bound = Bound(power_w, self._is_peak, budget.window_s or DEFAULT_WINDOW_S)
+        self._judge.budget(now_s - self._begun_s, bound)
 
-    def _forget(self) -> None:
-        """Let go of readings, budgets and changes that no later window reaches."""
-        if not len(self._counted):
-            return
-        settled = int(self._at[len(self._counted) - 1])
-        keep = settled - int(ticks(CONTEXT_S))
-        if self._steps:
-            given, _, window, _ = self._steps[-1]
-            keep = min(keep, max(settled - window, given - int(ticks(CONTEXT_S))))
-        gone = int(np.searchsorted(self._at[: len(self._counted)], keep, "right"))
-        self._at, self._power, self._counted = self._at[gone:], self._power[gone:], self._counted[gone:]
-        old = sum(step[0] < keep for step in self._steps)
-        del self._steps[: max(0, old - 1)]
-        self._changes = [change for change in self._changes if change >= keep]
+    def steps_take(self, seconds: float) -> None:
+        """So long a step took, with the pause before it."""
+        if seconds > 1.0:  # what was read in it is judged over the steps before it
+            self.catch_up()
+        self._judge.steps_take(seconds)
 
+    def because(self, why: str) -> None:
+        """Why the budget is not held; the first reason is kept."""
+        self._why = self._why or why
 
-def _latest(moments: Ticks, at: Ticks) -> Ticks:
-    """The last of some ascending moments before each time."""
-    return np.concatenate([np.array([_LONG_AGO]), moments])[np.searchsorted(moments, at, "left")]
-
-
-def judge_all(
-    events: Iterable[Event], at_s: Floats, power_w: Floats, judge: Judge | None = None, until: int | None = None
-) -> tuple[Judge, list[Judged]]:
-    """Readings of a run that lie in the past, in ascending order: one judgement for each part that a stop ended.
-
-    What was read up to ``until`` is taken for judged already. The judge that comes back has what is left to settle.
-    """
-    judge = judge or Judge()
-    at, power, read, found = ticks(at_s), ticks(power_w), 0, []
-    judged = _LONG_AGO if until is None else until + 1
-    for event in sorted(events, key=lambda event: event.at_s):
-        if isinstance(event, (Started, Resumed)):
-            end = int(np.searchsorted(at, ticks(event.at_s)))
-            judge.read(at[read:end], power[read:end])
-            judge.settle(judged)
-            found.append(judge.settle())
-            read = end
-        judge.take(event)
-    judge.read(at[read:], power[read:])
-    judge.settle(judged)
-    return judge, found
+    def end(self) -> None:
+        """Judge what was read so far, also of a second that is not over."""
+        self.catch_up()
+        for second in self._seconds.cut():
+            self._judge.take(second)

@@ -18,10 +18,10 @@ from underwatt.control.actuator import TEST
 from underwatt.control.controller import Controller
 from underwatt.control.divergence import Losses
 from underwatt.control.headroom import check_lowest
+from underwatt.control.judge import LiveJudge
 from underwatt.control.measured_search import comparable
 from underwatt.control.publisher import LATE_S, PERIOD_S, Publisher
 from underwatt.control.state import FastPath
-from underwatt.control.verdict import LiveJudge
 from underwatt.convergence.noise_scale import LearnedCurve
 from underwatt.convergence.prior import RelativeCurve
 from underwatt.device.base import HasRecordedPower, SimulatesLoad, permitted_space

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 
 from underwatt.budget import Watts
 from underwatt.control.headroom import PEAK_ALARM
+from underwatt.control.judge import TOLERANCE
 from underwatt.control.knowledge import LEAP
-from underwatt.control.verdict import TOLERANCE
 from underwatt.errors import SensorError
 from underwatt.measure.measurement import MeasureOptions
 from underwatt.measure.steady import UNJUDGED_AFTER_CHANGE_S

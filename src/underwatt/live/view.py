@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from underwatt import events
 from underwatt.budget import parse_budget
+from underwatt.control.judge import TOLERANCE
 from underwatt.errors import InputError
 from underwatt.records import Status, to_json
 from underwatt.reports.run_figures import OUTCOMES
 from underwatt.reports.words import allowed
-from underwatt.runlog.run_record import TOLERANCE
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from underwatt.budget import Budget, parse_budget
+from underwatt.control.judge import TOLERANCE
 from underwatt.errors import InputError
 from underwatt.events import (
     BudgetChanged,
@@ -38,7 +39,6 @@ from underwatt.reports.words import (
     set_command,
     watts,
 )
-from underwatt.runlog.run_record import TOLERANCE
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -22,7 +22,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from underwatt._files import open_plain
-from underwatt.control.judge import TICKS, Judge, Judged, Tally, judge_all, ticks
 from underwatt.errors import InputError
 from underwatt.events import (
     BudgetChanged,
@@ -49,16 +48,17 @@ from underwatt.runlog.line_files import (
     recent_folder,
 )
 from underwatt.runlog.run_record import Points, RunRecord, Settled
+from underwatt.runlog.tally import TICKS, Tallied, Tallier, Tally, tally_all, ticks
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-    from underwatt.events import Line, Verdict
+    from underwatt.events import Line
 
 KEEP_READINGS = 36_000  # an hour at ten a second, for as long as nobody flushes
 KEEP_EVENTS = 10_000
 MINUTE_S = 60.0  # so long is a line of seconds, and so far apart is progress that lasts
-SETTLE_AFTER_S = SENSOR_LAG_S + 1.0  # readings are judged once all events that bear on them were told
+SETTLE_AFTER_S = SENSOR_LAG_S + 1.0  # readings are added up once all events that bear on them were told
 LONGEST_KEPT_S = 86_400.0  # for which single readings are kept, where a budget's window asks for it
 _LONGEST_GAP_S = 10  # without readings, within a line of seconds
 _TAIL_BYTES = 1_000_000  # what may follow the last line of a run
@@ -78,7 +78,7 @@ class RunLog:
         self._flushing = threading.Lock()
         self._process = os.getpid()
         self._log, self._recent = LineFile(self.path), RecentLines(self.path)
-        self._judge, self._tally = Judge(), Tally()
+        self._tallier, self._tally = Tallier(), Tally()
         self._newest_s = self._progress_s = -math.inf
         self._settle_s = math.inf  # when the next seconds are due
         try:
@@ -117,12 +117,6 @@ class RunLog:
                 self._settle(math.floor(self._newest_s - SETTLE_AFTER_S))
             self._write()
 
-    def verdict(self) -> Verdict:
-        """How the budget was kept so far, by every reading of the run, also before it was resumed."""
-        with self._flushing:
-            self._take_in()
-            return (self._tally + self._judge.preview()).verdict
-
     def take_news(self) -> tuple[str, str] | None:
         """Level and words, where writing has begun to fail, or works again, and nobody was told yet."""
         error = self.error
@@ -145,7 +139,7 @@ class RunLog:
             self._recent.let_go()
 
     def _take_in(self) -> None:
-        """What was noted goes to the judge, and to where it is to be written."""
+        """What was noted is added up, and goes to where it is to be written."""
         events, readings = _drain(self._events), _drain(self._readings)
         for event, line in events:
             if isinstance(event, (Started, Resumed)):  # what was read before it belongs to what it ends
@@ -153,7 +147,7 @@ class RunLog:
                 readings = [reading for reading in readings if not reading[0] < event.at_s]
                 self._read(before)
                 self._settle()
-            self._judge.take(event)
+            self._tallier.take(event)
             self._newest_s = max(self._newest_s, event.at_s)
             if isinstance(event, Progressed) and event.at_s < self._progress_s + MINUTE_S:
                 self._recent.add(line)
@@ -168,22 +162,22 @@ class RunLog:
         noted = Readings(*zip(*readings, strict=True))
         line = to_line(noted)
         self._recent.add(line)
-        written = json.loads(line)  # a judge of the file and a judge of the run must see the same numbers
+        written = json.loads(line)  # whoever adds up the file must see the same numbers
         at_s, power_w = _finite(written["at_s"], written["power_w"])
-        self._judge.read(ticks(at_s), ticks(power_w))
+        self._tallier.read(ticks(at_s), ticks(power_w))
         self._newest_s = max(self._newest_s, *written["at_s"])
         if math.isinf(self._settle_s):
             self._settle_s = math.floor(self._newest_s) + MINUTE_S + SETTLE_AFTER_S
 
     def _settle(self, before_s: float | None = None) -> None:
-        judged = self._judge.settle(None if before_s is None else int(ticks(before_s)))
-        self._tally += judged.tally
-        for line in _seconds(judged):
+        tallied = self._tallier.settle(None if before_s is None else int(ticks(before_s)))
+        self._tally += tallied.tally
+        for line in _seconds(tallied):
             self._log.add(to_line(line))
         self._settle_s = math.inf if before_s is None else before_s + MINUTE_S + SETTLE_AFTER_S
 
     def _write(self) -> None:
-        keep_s = RECENT_S + min(self._judge.window_s, LONGEST_KEPT_S)
+        keep_s = RECENT_S + min(self._tallier.window_s, LONGEST_KEPT_S)
         try:
             try:
                 self._log.write(self._head)
@@ -202,10 +196,10 @@ class RunLog:
         return b"".join([*(line for line in self._latest.values() if line not in text), lost])
 
     def _go_on(self) -> None:
-        """Take up a log where a run left it, with the readings that it could not judge any more."""
+        """Take up a log where a run left it, with the readings that it could not add up any more."""
         found = _Files(self.path, rows=False)
         power = found.power()
-        self._judge, ended = judge_all(found.events, power.at_s, power.power_w, until=found.until)
+        self._tallier, ended = tally_all(found.events, power.at_s, power.power_w, until=found.until)
         self._tally = sum((part.tally for part in ended), found.tally)
         for event in found.events:
             if isinstance(event, Started):
@@ -218,17 +212,17 @@ class RunLog:
                 self._log.add(to_line(line))
 
 
-def _seconds(judged: Judged) -> list[Seconds]:
-    """Judged readings as lines of the log: a line for each stretch without a long gap, the sums in the last one."""
-    if not len(judged.at):
+def _seconds(tallied: Tallied) -> list[Seconds]:
+    """Tallied readings as lines of the log: a line for each stretch without a long gap, the sums in the last one."""
+    if not len(tallied.at):
         return []
-    second = judged.at // TICKS
+    second = tallied.at // TICKS
     gaps = np.flatnonzero(np.diff(second) > _LONGEST_GAP_S) + 1
     edges = [0, *gaps.tolist(), len(second)]
     lines = []
     for begin, end in pairwise(edges):
-        tally = judged.tally if end == len(second) else Tally()
-        lines.append(_line(second[begin:end], judged.power[begin:end] / TICKS, int(judged.at[end - 1]), tally))
+        tally = tallied.tally if end == len(second) else Tally()
+        lines.append(_line(second[begin:end], tallied.power[begin:end] / TICKS, int(tallied.at[end - 1]), tally))
     return lines
 
 

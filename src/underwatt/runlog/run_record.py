@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 import numpy as np
 
-from underwatt.control.judge import TICKS, TOLERANCE as TOLERANCE, WINDOW_S, Judge, Judged, Tally, judge_all
+from underwatt.control.judge import TOLERANCE
 from underwatt.errors import InputError
 from underwatt.events import BudgetChanged, Ended, Event, Progressed, Resumed, Started, Verdict as Verdict
+from underwatt.runlog.tally import TICKS, WINDOW_S, Tallied, Tallier, Tally, tally_all
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike, NDArray
@@ -38,11 +39,11 @@ class Points(NamedTuple):
         return cls(*(np.empty(0) for _ in cls._fields))
 
     @classmethod
-    def of_readings(cls, judged: Judged) -> Points:
+    def of_readings(cls, read: Tallied) -> Points:
         """Each reading by itself."""
-        power_w = judged.power / TICKS
+        power_w = read.power / TICKS
         ones = np.ones(len(power_w))
-        return cls(judged.at / TICKS, power_w, power_w, power_w, ones, power_w * judged.span / TICKS)
+        return cls(read.at / TICKS, power_w, power_w, power_w, ones, power_w * read.span / TICKS)
 
     def __add__(self, other: Points) -> Points:  # type: ignore[override]
         return Points(*map(np.concatenate, zip(self, other, strict=True)))
@@ -50,7 +51,7 @@ class Points(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Settled:
-    """What a log keeps of readings that it has let go: how they were judged, and figures of each second."""
+    """What a log keeps of readings that it has let go: what they add up to, and figures of each second."""
 
     tally: Tally
     until: int  # ticks: the time of the last of them
@@ -110,7 +111,7 @@ class RunRecord:
 
     @cached_property
     def windows_s(self) -> Floats:
-        """Over how long readings are averaged to judge them by each step of the budget; 0 for peaks."""
+        """Over how long readings are averaged to compare them with each step of the budget; 0 for peaks."""
         windows = [0.0 if step.watts == "peak" else step.window_s or WINDOW_S for step in self._budgets()]
         return np.array(windows, dtype=float)
 
@@ -122,19 +123,19 @@ class RunRecord:
     @cached_property
     def tally(self) -> Tally:
         """What every reading of the run adds up to, also of those that the log has let go."""
-        return sum((part.tally for part in self._judged), Tally() if self.settled is None else self.settled.tally)
+        return sum((part.tally for part in self._tallied), Tally() if self.settled is None else self.settled.tally)
 
     @cached_property
     def points(self) -> Points:
         """Power over the whole run, in as much detail as there is."""
-        parts = [Points.of_readings(part) for part in self._judged]
+        parts = [Points.of_readings(part) for part in self._tallied]
         return sum(parts, Points.none() if self.settled is None else self.settled.points)
 
     def verdict(self) -> Verdict:
-        """How the budget was kept: as the run itself judged it (``control.verdict``), which alone knows its steps.
+        """How the budget was kept: as the run itself judged it (``control.judge``), which alone knows its steps.
 
-        Where it said nothing, each reading is judged as the budget then in force says, peaks singly, means as means
-        over its window, or over ``WINDOW_S``; see ``control.judge.Judge``.
+        Where it said nothing, each reading is compared with the budget then in force, peaks singly, means as means
+        over its window, or over ``WINDOW_S``; see ``runlog.tally``.
         """
         return self.said or self.tally.verdict
 
@@ -146,32 +147,32 @@ class RunRecord:
         """Joules above the budget: of every reading, or of the trailing mean over ``window_s``."""
         if window_s == lag_s == 0.0:
             return self.tally.energy_over_j
-        return sum(part.energy_over_j for part in self._judged_by(window_s, lag_s, TOLERANCE))
+        return sum(part.energy_over_j for part in self._tallied_by(window_s, lag_s, TOLERANCE))
 
     def time_over_s(self, tolerance: float = TOLERANCE, window_s: float = WINDOW_S, lag_s: float = 0.0) -> float:
         """Seconds in which the trailing mean over ``window_s`` exceeded the budget then in force by over ``tolerance``.
 
         The mean reaches back no further than the last drop of the budget; ``lag_s`` is the sensor's own, as in
-        ``control.judge.Judge``.
+        ``runlog.tally.Tallier``.
         """
-        return sum(part.tally.over for part in self._judged_by(window_s, lag_s, tolerance)) / TICKS
+        return sum(part.tally.over for part in self._tallied_by(window_s, lag_s, tolerance)) / TICKS
 
-    def _judged_by(self, window_s: float, lag_s: float, tolerance: float) -> list[Judged]:
+    def _tallied_by(self, window_s: float, lag_s: float, tolerance: float) -> list[Tallied]:
         if self.settled is not None:
             raise InputError(
                 "This run is longer than single readings are kept, so that other windows cannot be tried on it.",
                 hint="verdict() and energy_over_j() tell of every reading.",
             )
-        judge = Judge(window_s=window_s, lag_s=lag_s, tolerance=tolerance)
-        judge, parts = judge_all(self.events, self.power.at_s, self.power.power_w, judge)
-        return [*parts, judge.settle()]
+        tallier = Tallier(window_s=window_s, lag_s=lag_s, tolerance=tolerance)
+        tallier, parts = tally_all(self.events, self.power.at_s, self.power.power_w, tallier)
+        return [*parts, tallier.settle()]
 
     @cached_property
-    def _judged(self) -> list[Judged]:
+    def _tallied(self) -> list[Tallied]:
         """The readings that are not settled."""
         until = None if self.settled is None else self.settled.until
-        judge, parts = judge_all(self.events, self.power.at_s, self.power.power_w, until=until)
-        return [*parts, judge.settle()]
+        tallier, parts = tally_all(self.events, self.power.at_s, self.power.power_w, until=until)
+        return [*parts, tallier.settle()]
 
     def _budgets(self) -> list[BudgetChanged]:
         return sorted(self.of(BudgetChanged), key=lambda step: step.at_s)

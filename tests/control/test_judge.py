@@ -5,7 +5,7 @@ import math
 import pytest
 from hypothesis import given, strategies as st
 
-from underwatt.control.verdict import Bound, Judge, Second, Seconds
+from underwatt.control.judge import Bound, Judge, Second, Seconds
 from underwatt.events import Judgement, Verdict
 
 
