@@ -95,12 +95,14 @@ class DeviceConformance:
     def test_clock_calls_repeatedly_until_cancelled(self, device: Device) -> None:
         """The sampling timer ticks in the device's own time and stops."""
         ticks: list[float] = []
+        begun_s = device.clock.now_s()
         timer = device.clock.every(0.01, lambda: ticks.append(device.clock.now_s()))
-        device.clock.sleep(0.1)
+        while len(ticks) < 3 and device.clock.now_s() < begun_s + 5:  # a busy machine takes its time
+            device.clock.sleep(0.05)
         timer.cancel()
         seen = len(ticks)
         device.clock.sleep(0.05)
-        assert 2 <= seen <= 12
+        assert 3 <= seen <= (device.clock.now_s() - begun_s) / 0.01 + 2
         assert len(ticks) == seen
         assert ticks == sorted(ticks)
 
