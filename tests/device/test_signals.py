@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import multiprocessing
 import os
 import random
 import signal
@@ -229,3 +230,21 @@ def test_who_trains_while_a_module_is_imported_can_be_ended(tmp_path: Path, monk
     with SignalGates(), pytest.raises(SystemExit):
         import trains_at_once  # noqa: F401
     assert time.monotonic() - begun_s < 20
+
+
+def test_a_process_is_forked_whole_before_a_signal_ends_its_parent(capfd: pytest.CaptureFixture[str]) -> None:
+    left = [signal.SIGTERM]
+
+    def now() -> None:  # where `logging` lets go of its lock
+        if left:
+            os.kill(os.getpid(), left.pop())
+            time.sleep(0.1)
+
+    os.register_at_fork(after_in_parent=now)
+    child = multiprocessing.get_context("fork").Process(target=print)
+    with SignalGates(), pytest.raises(SystemExit):  # noqa: PT012
+        child.start()
+        assert not left
+        time.sleep(5)
+    child.join()
+    assert "SystemExit" not in capfd.readouterr().err

@@ -25,7 +25,6 @@ _ENDING = (signal.SIGTERM, signal.SIGHUP)  # end a process without a word, unles
 # With the last one PyTorch says that a loader's worker has died: its handler raises wherever this process is.
 _GATED = (signal.SIGINT, *_ENDING, signal.SIGCHLD)
 _waiting: list[_Gate] = []  # that arrived where they may not interrupt
-_IMPORTS = "<frozen importlib._bootstrap>"
 _AGAIN_S, _MOST_TIMES = 0.05, 100  # a signal comes again, and so often: who trains while a module is imported can end
 
 
@@ -67,11 +66,19 @@ def _must_wait(frame: FrameType | None) -> bool:
     return False
 
 
-def _is_importing(frame: FrameType | None) -> bool:
-    """Whether a module is half imported: interrupted there, it can be imported neither now nor while all ends."""
-    while frame is not None and frame.f_code.co_filename != _IMPORTS:
-        frame = frame.f_back
-    return frame is not None
+def _is_half_done(frame: FrameType | None) -> bool:
+    """Whether a module is half imported or a process half forked.
+
+    Interrupted there, the module can be imported neither now nor while all ends, and what holds the locks that a fork
+    takes, such as that of ``logging``, never lets go of them.
+    """
+    while frame is not None:
+        code, frame = frame.f_code, frame.f_back
+        if code.co_filename == "<frozen importlib._bootstrap>":
+            return True
+        if code.co_name == "_launch" and code.co_filename.endswith("popen_fork.py"):
+            return True
+    return False
 
 
 def _let_through() -> None:
@@ -99,7 +106,7 @@ class _Gate:
             self._act_in_child(frame)
         elif _must_wait(frame or sys._getframe()):
             _waiting.append(self)
-        elif self._times_put_off < _MOST_TIMES and _is_importing(frame):
+        elif self._times_put_off < _MOST_TIMES and _is_half_done(frame):
             self._times_put_off += 1
             again = threading.Timer(_AGAIN_S, os.kill, (self._process, self.number))
             again.daemon = True
