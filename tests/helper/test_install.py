@@ -14,7 +14,7 @@ from helper_world import python_of
 
 from underwatt.cli import main
 from underwatt.errors import InputError, NotPermittedError
-from underwatt.helper import install as module
+from underwatt.helper import board, install as module
 from underwatt.helper.install import install_steps, is_current, uninstall_steps
 
 UNITS = ("underwatt-helper.socket", "underwatt-helper.service")
@@ -167,6 +167,16 @@ def test_status_says_that_there_is_none_and_how_to_get_one(root: Path, capsys: p
     assert "helper install" in said
     assert main_returns(["helper", "status", "--json", "--root", str(root)]) == 1
     assert '"installed": false' in capsys.readouterr().out
+
+
+def test_one_that_is_installed_and_does_not_run_is_not_to_be_installed_first(
+    root: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(board, "FOLDER", str(root))
+    assert main_returns(["helper", "status"]) == 1
+    said = capsys.readouterr().out
+    assert "systemctl restart underwatt-helper.socket" in said
+    assert "Install the helper" not in said
 
 
 def main_returns(words: list[str]) -> int:

@@ -7,5 +7,6 @@ imports it. ``sysfs``, ``board_facts``, ``knobs``, ``sensors``, ``snapshot`` and
 
 SOCKET = "/run/underwatt/helper.sock"
 GROUP = "underwatt"
+FOLDER, NAME = "opt/underwatt", "underwatt-helper"  # where it is installed, and what its units are called
 PROTOCOL, LONGEST = 1, 4096  # what is spoken, and how many bytes a message or an answer may have
 INSTALL = 'sudo "$(command -v underwatt)" helper install'

@@ -9,7 +9,7 @@ import os
 import time
 from typing import TYPE_CHECKING, NamedTuple
 
-from . import GROUP, INSTALL, SOCKET
+from . import FOLDER, GROUP, INSTALL, NAME, SOCKET
 from .board_facts import (
     CONF_FILE,
     STATUS_FILE,
@@ -296,6 +296,8 @@ def remedy() -> str:
     """What permits a user to set knobs: the one command that installs the helper, or the one that lets them use it."""
     if os.path.exists(SOCKET) and not os.access(SOCKET, os.W_OK):
         return f'A helper is here; join its group and log in again: sudo usermod -aG {GROUP} "$USER".'
+    if os.path.isdir(os.path.join("/", FOLDER)) and not os.path.exists(SOCKET):
+        return f"The helper does not run: sudo systemctl restart {NAME}.socket. Or install it again: {INSTALL}."
     return f"Install the helper, once: {INSTALL}. Or run with sudo. In a container, mount {os.path.dirname(SOCKET)}."
 
 

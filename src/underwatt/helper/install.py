@@ -6,7 +6,7 @@ import subprocess
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
-from . import GROUP, SOCKET
+from . import FOLDER, GROUP, NAME, SOCKET
 from .errors import InputError, NotPermittedError
 
 if TYPE_CHECKING:
@@ -15,9 +15,7 @@ if TYPE_CHECKING:
     Run = Callable[[Sequence[str]], object]
 
 PACKAGE = "underwatt_helper"
-FOLDER = "opt/underwatt"
 UNITS = "etc/systemd/system"
-NAME = "underwatt-helper"
 PYTHON = "/usr/bin/python3"
 NICE = -10  # a training and its loaders may keep every core busy, and what puts back must not wait for them
 BY_HAND = f"cd /{FOLDER} && sudo {PYTHON} -sEB -m {PACKAGE}"
