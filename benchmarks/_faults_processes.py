@@ -17,7 +17,8 @@ from underwatt.device.recovery import restore
 from underwatt.drivers.jetson.device import JetsonDevice
 from underwatt.errors import StepError, UnderwattError
 from underwatt.jobs.command import CommandWorkload, Limits
-from underwatt.jobs.runs import Run, RunOptions, run_command
+from underwatt.jobs.command_run import run_command
+from underwatt.jobs.runs import Run, RunOptions
 from underwatt.store.store import Store
 
 faults = Faults()

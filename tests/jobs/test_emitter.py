@@ -255,10 +255,8 @@ class Parent:
         self._thread.start()
 
     def _answer(self) -> None:
-        while not self._stops.is_set():
-            if not select.select([self._reader], [], [], 0.02)[0]:
-                continue
-            for line in _lines(self._reader):
+        while (waits := select.select([self._reader], [], [], 0.02)[0]) or not self._stops.is_set():
+            for line in _lines(self._reader) if waits else ():
                 self.said.append(line)
                 if isinstance(line, Said) and line.word == "oom":
                     self._sizes = [16]

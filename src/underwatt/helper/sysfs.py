@@ -18,7 +18,7 @@ _FORBIDDEN = (errno.EACCES, errno.EPERM, errno.EROFS)
 _BUSY = (errno.EBUSY, errno.EAGAIN)
 # A CPU limit is applied up to some 60 ms after its write, a core is switched and its files get their rights sooner.
 PATIENCE_S = 0.1
-_PAUSE_S = 0.003
+_PAUSE_S, _FEWEST_TRIES = 0.003, 5
 _PAGE = 4096  # what a kernel file holds at most; only text files under /etc are longer
 _MAX_BYTES = 1 << 20  # a file that never ends must not eat the memory
 _Result = TypeVar("_Result")
@@ -154,15 +154,16 @@ class Sysfs:
 def _patiently(act: "Callable[[], _Result]", again_on: "tuple[int, ...]", patience_s: float) -> _Result:
     """Do it, and again while it fails with one of these errors and there is patience left.
 
-    The last try begins when patience has ended: a first one that a busy machine held up for so long is not the last.
+    A busy machine may use it up between two tries, so that there are a few in any case.
     """
-    end_s = time.monotonic() + patience_s
+    end_s, tries = time.monotonic() + patience_s, 0
     while True:
-        last = patience_s <= 0 or time.monotonic() >= end_s
+        tries += 1
+        is_last = patience_s <= 0 or (tries > _FEWEST_TRIES and time.monotonic() >= end_s)
         try:
             return act()
         except OSError as exc:
-            if last or exc.errno not in again_on:
+            if is_last or exc.errno not in again_on:
                 raise
         time.sleep(_PAUSE_S)
 
