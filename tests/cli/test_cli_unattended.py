@@ -88,14 +88,14 @@ def test_the_unit_file_trains_and_goes_on_where_it_was_stopped(folder: Path) -> 
     assert words[:2] == ["/bin/sh", "-c"]
     underwatt = f"{sys.executable} -m underwatt"
     script = words[2].replace("%h/venv/bin/underwatt", underwatt).replace("$$", "$")
-    script = script.replace("train.py:job", "endless.py:endless --device virtual:nano --limit 60000")
+    script = script.replace("train.py:job", "endless.py:endless --device virtual:nano --limit 100000")
     (folder / "sun.csv").write_text("at_s,power_w\n0,4\n20,3\n")
     path = f"{REPOSITORY / 'tests' / 'helpers'}:{REPOSITORY / 'src'}"
     started = {"cwd": folder, "env": {**os.environ, "PYTHONPATH": path}, "stdout": subprocess.DEVNULL}
     first = subprocess.Popen(["/bin/sh", "-c", script], stderr=subprocess.DEVNULL, **started)  # type: ignore[call-overload]
     (log_path,) = wait_for_one(folder, "runs/*/log.jsonl")
     wait_for(log_path, '"setting"')
-    time.sleep(1.0)
+    time.sleep(0.3)
     first.terminate()
     assert first.wait(30) == 128 + signal.SIGTERM
     stopped = read_log(log_path).end
@@ -105,7 +105,7 @@ def test_the_unit_file_trains_and_goes_on_where_it_was_stopped(folder: Path) -> 
     ended = read_log(log_path).end
     assert ended is not None
     assert ended.outcome == "limit"
-    assert ended.samples >= 60_000 > stopped.samples > 0
+    assert ended.samples >= 100_000 > stopped.samples > 0
 
 
 def wait_for_one(folder: Path, pattern: str) -> list[Path]:
