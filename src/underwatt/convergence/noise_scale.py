@@ -21,6 +21,7 @@ DECAY = 0.98  # of a pair of gradients to the next one
 # benchmarks/cold.py: one of three gained clearly, the others within the scatter of seeds.
 ABOVE, SPREAD = 0.5, 0.7
 NEWS = 0.6
+SURELY = 2.0  # ... and so many times its own deviation, or chance would tell something new all the time
 FEWEST_PAIRS = 12
 MOST_LOG_STD = 1.5  # within a factor of 4.5 or so; before that, nothing is said
 
@@ -103,9 +104,10 @@ class LearnedCurve:
         if meter.pairs < FEWEST_PAIRS or not (0 < meter.noise_scale < math.inf and meter.log_std < MOST_LOG_STD):
             return None
         level = math.log2(meter.noise_scale)
-        if abs(level - self._told) < NEWS:
+        doubt = meter.log_std / math.log(2)
+        if abs(level - self._told) < max(NEWS, SURELY * doubt):
             return None
         self._told = level
-        spread = math.hypot(SPREAD, meter.log_std / math.log(2))
+        spread = math.hypot(SPREAD, doubt)
         source = f"{self._before.source} and this one's gradients"
         return self._before.given(2.0 ** (level + ABOVE), spread, source)
