@@ -69,11 +69,11 @@ class Mount:
         """What is behind the files and what they read, when everything that was asked for has arrived."""
         time.sleep(wait_s)
         shown: dict[str, bytes] = {}
-        for pattern in ("cpu*/online", "cpu*/cpufreq/scaling_m*_freq"):
-            for path in sorted((self.root / "sys/devices/system/cpu").glob(pattern)):
-                shown[str(path.relative_to(self.root))] = path.read_bytes()
-        for path in sorted((self.root / "sys/class/devfreq").glob("*/m*_freq")):
-            shown[str(path.relative_to(self.root))] = path.read_bytes()
+        cpus = "sys/devices/system/cpu/cpu*"
+        for pattern in (f"{cpus}/online", f"{cpus}/cpufreq/scaling_m*_freq", "sys/class/devfreq/*/m*_freq"):
+            for path in sorted(self.root.glob(pattern)):
+                with suppress(FileNotFoundError):  # a core that goes offline this moment takes its files along
+                    shown[str(path.relative_to(self.root))] = path.read_bytes()
         return self.state(), shown
 
 
