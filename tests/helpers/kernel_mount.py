@@ -9,6 +9,7 @@ says why, and tests that need it skip with that.
 from __future__ import annotations
 
 import argparse
+import glob
 import os
 import signal
 import stat
@@ -71,9 +72,10 @@ class Mount:
         shown: dict[str, bytes] = {}
         cpus = "sys/devices/system/cpu/cpu*"
         for pattern in (f"{cpus}/online", f"{cpus}/cpufreq/scaling_m*_freq", "sys/class/devfreq/*/m*_freq"):
-            for path in sorted(self.root.glob(pattern)):
-                with suppress(FileNotFoundError):  # a core that goes offline this moment takes its files along
-                    shown[str(path.relative_to(self.root))] = path.read_bytes()
+            # A core that goes offline this moment takes its files along: unlike a Path's, this glob bears that.
+            for name in sorted(glob.glob(pattern, root_dir=self.root)):
+                with suppress(FileNotFoundError):
+                    shown[name] = (self.root / name).read_bytes()
         return self.state(), shown
 
 

@@ -38,6 +38,7 @@ class Killable:
 
     def __init__(self, script: Path) -> None:
         self._script = script
+        self._begun = 0  # the process that has begun and was not waited for
 
     def __enter__(self) -> Killable:
         self._server = subprocess.Popen(
@@ -48,6 +49,8 @@ class Killable:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        if error is not None and self._begun:  # it would be waited for for ever
+            self.kill(self._begun)
         with self._server:
             assert self._server.stdin is not None
             self._server.stdin.close()
@@ -59,6 +62,7 @@ class Killable:
         self._server.stdin.flush()
         word, number = self._read()
         assert word == BEGUN, f"it ended with {number}"
+        self._begun = number
         return number
 
     def kill(self, process: int) -> int:
@@ -72,6 +76,7 @@ class Killable:
         while True:
             word, number = self._read()
             if word == "ended":
+                self._begun = 0
                 return number
 
     def _read(self) -> tuple[str, int]:
