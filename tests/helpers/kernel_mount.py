@@ -73,7 +73,7 @@ class Mount:
         cpus = "sys/devices/system/cpu/cpu*"
         for pattern in (f"{cpus}/online", f"{cpus}/cpufreq/scaling_m*_freq", "sys/class/devfreq/*/m*_freq"):
             # A core that goes offline this moment takes its files along: unlike a Path's, this glob bears that.
-            for name in sorted(glob.glob(pattern, root_dir=self.root)):
+            for name in sorted(glob.glob(pattern, root_dir=self.root)):  # noqa: PTH207
                 with suppress(FileNotFoundError):
                     shown[name] = (self.root / name).read_bytes()
         return self.state(), shown
