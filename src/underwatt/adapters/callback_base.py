@@ -183,6 +183,7 @@ class TrainerBudget:
             torch.distributed.all_gather_object(rests, mine, group=self._group)
         return {
             "rests": rests,
+            "passes": self._batches.passes,
             "trained": self._trained,
             "left_over": [one.left_over for one in self._followers if isinstance(one, ScheduleFollower)],
             "random": torch.get_rng_state(),
@@ -200,6 +201,7 @@ class TrainerBudget:
                 f"The checkpoint is of {len(state['rests'])} processes, and these are {self._processes}.",
                 hint="Go on with as many processes, so that no sample of the epoch is lost or comes twice.",
             )
+        self._batches.passes = state["passes"]
         if len(rest := state["rests"][rank]):  # else the epoch was over
             self._batches.restore(rest.tolist())
         schedules = [one for one in self._followers if isinstance(one, ScheduleFollower)]
