@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from underwatt.device.journal import DeviceLock, Journal, journal_folders, pending
+from underwatt.device.journal import Journal, journal_folders, pending
 from underwatt.device.registry import open_device
+from underwatt.device.several import locked
 from underwatt.device.signals import SignalGates, uninterrupted
 from underwatt.errors import ApplyError, DeviceBusyError, JournalError, UnderwattError
 
@@ -63,13 +64,11 @@ def _outcome(
 @uninterrupted
 def _finish(journal: Journal, entry: JournalEntry, open_address: Callable[[str], Device], folder: Path | None) -> None:
     device = open_address(entry.address)
-    lock = DeviceLock(device.info, folder)
-    lock.acquire()
     try:
-        device.restore(entry.snapshot)
-        journal.remove()
+        with locked(device, folder):
+            device.restore(entry.snapshot)
+            journal.remove()
     finally:
-        lock.release()
         device.close()
 
 
