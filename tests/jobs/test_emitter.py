@@ -333,19 +333,59 @@ def test_the_loader_goes_on_where_it_was(trainer, monkeypatch):
     assert [number for _, numbers in loader for number in numbers.tolist()] != whole, "another order each time"
 
 
-def test_the_loaders_rates_follow_the_batch_size(trainer):
+@pytest.mark.parametrize("scheduler_first", [True, False])
+def test_the_loaders_rates_follow_the_batch_size_and_schedulers_see_their_own(trainer, scheduler_first):
     torch = pytest.importorskip("torch")
     _, make = trainer
-    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.1)
-    loader, parent = make([8, 16, 32], samples=60, optimizer=optimizer)
-    rates = [(len(batch), optimizer.param_groups[0]["lr"]) for batch, _ in loader]
-    assert rates == [(8, 0.1), (16, pytest.approx(0.2)), (32, pytest.approx(0.4)), (4, pytest.approx(0.4))]
+    weight = torch.nn.Parameter(torch.zeros(1))
+    optimizer = torch.optim.SGD([weight], lr=0.1)
+
+    def schedule():
+        return torch.optim.lr_scheduler.LambdaLR(optimizer, lambda steps: 1.0 if steps < 4 else 0.5)
+
+    scheduler = schedule() if scheduler_first else None
+    make([8], optimizer=optimizer)[1].close()  # another one, which is not under way
+    loader, parent = make([8, 16, 32, 32, 8], samples=110, optimizer=optimizer)
+    scheduler = scheduler or schedule()
+    steps = []
+    for batch, _ in loader:
+        before, weight.grad = weight.item(), torch.ones(1)
+        optimizer.step()
+        steps.append((len(batch), round(before - weight.item(), 4)))
+        assert optimizer.param_groups[0]["lr"] == scheduler.get_last_lr()[0]
+        scheduler.step()
+    assert steps == [(8, 0.1), (16, 0.2), (32, 0.4), (32, 0.4), (8, 0.05), (8, 0.05), (6, 0.05)]
     parent.close()
-    again = torch.optim.Adam([torch.nn.Parameter(torch.zeros(1))], lr=0.1)
-    again.load_state_dict({**again.state_dict(), "param_groups": optimizer.state_dict()["param_groups"]})
-    loader, _ = make([8], samples=60, optimizer=again)
-    next(iter(loader))
-    assert again.param_groups[0]["lr"] == pytest.approx(0.2), "from what the checkpoint says, by the square root"
+    adam = torch.optim.Adam([weight], lr=0.1)
+    loader, _ = make([32], optimizer=adam)
+    for _ in loader:
+        before, weight.grad = weight.item(), torch.ones(1)
+        adam.step()
+        assert before - weight.item() == pytest.approx(0.2, rel=1e-3), "by the square root"
+
+
+@pytest.mark.parametrize("count", [60, 150])
+def test_a_sampler_that_draws_is_asked_once_for_each_pass(trainer, count):
+    torch = pytest.importorskip("torch")
+    beats, make = trainer
+    drawn = []
+
+    class Drawing(torch.utils.data.RandomSampler):
+        def __iter__(self):
+            drawn.append(list(super().__iter__()))
+            return iter(drawn[-1])
+
+    sampler = Drawing(range(100), replacement=True, num_samples=count)
+    loader, _ = make([8, 64, 16], sampler=sampler)
+    assert len(loader) == -(-count // 8)
+    trained = []
+    for _, numbers in loader:
+        if len(numbers) > 16:
+            assert beats.oom()
+        else:
+            trained += numbers.tolist()
+    assert [trained] == drawn
+    assert (loader.position, loader.epoch) == (count, 1)
 
 
 def test_the_loader_drops_what_is_left_only_where_it_is_to(trainer):

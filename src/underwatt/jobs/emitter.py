@@ -132,8 +132,8 @@ def loader(dataset: "typing.Any", batch_size: int = 32, **more: "typing.Any") ->
     """Batches of a PyTorch data set, of this size where nobody listens; other arguments are those of ``DataLoader``.
 
     Its place in the data is known by ``samples`` and ``seed`` alone, so that a run goes on where it was. With
-    ``optimizer`` the learning rates follow the batch size: linearly for SGD, by the square root for others, or
-    by ``lr_rule``.
+    ``optimizer`` the learning rates follow the batch size within each of its steps, so that schedulers and checkpoints
+    see their own: linearly for SGD, by the square root for others, or by ``lr_rule``.
     """
     return _Loader(dataset, batch_size, **more)
 
@@ -155,9 +155,16 @@ class _Loader:
             raise TypeError("beat.loader needs a data set with a length, and makes the batches itself")
         self.dataset, self.usual_size, self.drop_last = dataset, batch_size, drop_last
         self.position, self.handed_out, self.taken_back, self.stopped = samples, 0, False, False
-        self._shuffle, self._sampler, self._optimizer = shuffle, sampler, optimizer
-        self._rule = more.pop("lr_rule", "")
-        self._more, self.size = more, batch_size
+        self._shuffle, self._sampler, self._length = (
+            shuffle,
+            sampler,
+            max(1, len(dataset if sampler is None else sampler)),
+        )
+        self._order: tuple[int, list[int]] = (-1, [])  # of which pass
+        rule = more.pop("lr_rule", "")
+        if optimizer is not None:
+            self._follow(optimizer, rule)
+        self._more, self.size, self._rate_size = more, batch_size, batch_size  # the last: of the batch under way
         self._sent: list[tuple[int, int]] = []
         self._data: typing.Any = None
         self._previous: typing.Any = None  # of steps on a GPU, what says that it is complete
@@ -165,10 +172,10 @@ class _Loader:
     @property
     def epoch(self) -> int:
         """Of the pass that comes next, or is under way, counted from 0."""
-        return int(self.position // len(self.dataset))
+        return int(self.position // self._length)
 
     def __len__(self) -> int:
-        left = len(self.dataset) - self.position % len(self.dataset)
+        left = self._length - self.position % self._length
         return left // max(1, self.size) if self.drop_last else -(-left // max(1, self.size))
 
     def __iter__(self) -> "typing.Iterator[typing.Any]":
@@ -177,20 +184,20 @@ class _Loader:
         _loader[:] = [self]
         back()
         self._asks()
-        ends_at = (self.epoch + 1) * len(self.dataset)
+        ends_at = (self.epoch + 1) * self._length
         while self.position < ends_at and not self.stopped:
             self._sent[:] = []
             for batch in self._data:
-                (self.handed_out, size), self.taken_back = self._sent.pop(0), False
+                (self.handed_out, self._rate_size), self.taken_back = self._sent.pop(0), False
                 self.position += self.handed_out
-                self._follow_rate(size)
                 try:
                     yield batch
                 except GeneratorExit:  # somebody leaves the loop
                     self._stepped()
                     away()
                     raise
-                if self._takes_back():
+                if self.taken_back:
+                    self.position -= self.handed_out
                     break
                 self._stepped()
                 if not self._asks():
@@ -201,17 +208,13 @@ class _Loader:
 
     def order(self) -> "list[int]":
         """What is left of this pass, the same whenever it is asked for."""
-        if self._sampler is not None:
-            return list(self._sampler)[self.position % len(self.dataset) :]
-        order = list(range(len(self.dataset)))
-        if self._shuffle:
-            random = _torch().Generator().manual_seed(seed * 65537 + self.epoch)
-            order = _torch().randperm(len(order), generator=random).tolist()
-        return order[self.position % len(order) :]
-
-    def _takes_back(self) -> bool:
-        self.position -= self.handed_out if self.taken_back else 0
-        return self.taken_back
+        if self._order[0] != self.epoch:
+            order = list(range(len(self.dataset)) if self._sampler is None else self._sampler)
+            if self._shuffle and self._sampler is None:
+                random = _torch().Generator().manual_seed(seed * 65537 + self.epoch)
+                order = _torch().randperm(len(order), generator=random).tolist()
+            self._order = (self.epoch, order)
+        return self._order[1][self.position % self._length :]
 
     def _stepped(self) -> None:
         self._wait_for_gpu()
@@ -233,14 +236,22 @@ class _Loader:
         (self._previous if is_calm else event).synchronize()
         self._previous = event
 
-    def _follow_rate(self, size: int) -> None:
-        for group in self._optimizer.param_groups if self._optimizer is not None else ():
-            # Kept in the group, and so in the checkpoint: whatever rate it has suits that batch size.
-            before = group.get("underwatt_batch_size", self.usual_size)
-            if before != size:
-                bases = [base.__name__ for base in type(self._optimizer).__mro__]
-                group["lr"] *= rate(size, before, self._rule or ("linear" if "SGD" in bases else "sqrt"))
-            group["underwatt_batch_size"] = size
+    def _follow(self, optimizer: "typing.Any", rule: str) -> None:
+        rule = rule or ("linear" if any("SGD" in base.__name__ for base in type(optimizer).__mro__) else "sqrt")
+        own = optimizer.step
+
+        def step(_: "typing.Any", *args: "typing.Any", **more: "typing.Any") -> "typing.Any":
+            rates = [group["lr"] for group in optimizer.param_groups]
+            for group in optimizer.param_groups if _loader == [self] else ():
+                group["lr"] = group["lr"] * rate(self._rate_size, self.usual_size, rule)
+            try:
+                return own(*args, **more)
+            finally:
+                for group, before in zip(optimizer.param_groups, rates):  # noqa: B905 - Python 3.6
+                    group["lr"] = before
+
+        step.__dict__.update(getattr(own, "__dict__", {}))  # by which schedulers know a step that is theirs
+        optimizer.step = step.__get__(optimizer)
 
 
 class _Batches:
