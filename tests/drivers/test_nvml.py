@@ -274,3 +274,19 @@ def test_reading_needs_no_permission_and_capabilities_say_what_would(
         device.read_power()
     assert not [name for name in library.calls if "Set" in name or "Reset" in name]
     assert all(item.remedy for item in device.capabilities() if item.kind == "knob")
+
+
+@pytest.mark.parametrize("refused", ["nvmlDeviceResetMemoryLockedClocks", "nvmlDeviceResetGpuLockedClocks"])
+def test_a_clock_that_cannot_be_unlocked_keeps_nothing_else_from_being_put_back(
+    library: FakeNvml, refused: str
+) -> None:
+    device = NvmlDevice(nvml=library)
+    mode = PowerMode(**{k.name: k.values[0] for k in device.space.knobs})
+    found = device.snapshot(mode)
+    device.apply(mode)
+    assert library.limit_mw != 250_000
+    library.failing[refused] = pynvml.NVML_ERROR_UNKNOWN
+    with pytest.raises(ApplyError, match="refused"):
+        device.restore(found)
+    assert library.limit_mw == 250_000
+    assert (library.gpu_lock is None) or (library.mem_lock is None)

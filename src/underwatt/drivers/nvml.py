@@ -9,7 +9,7 @@ what the driver does not support is no knob from then on.
 from __future__ import annotations
 
 import os
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -226,18 +226,24 @@ class NvmlDevice:
         return found
 
     def restore(self, snapshot: Mapping[str, str]) -> None:
-        """Unlock the clocks that were locked, and put the power limit back to what it was, default or not."""
-        for knob, (_, reset) in _CLOCK_KNOBS.items():
-            if snapshot.get(knob) == _UNLOCKED:
-                self._set(knob, getattr(self._nvml, reset))
-        if "power_limit_mw" in snapshot:
-            wanted_mw = int(snapshot["power_limit_mw"])
-            if self._ask("power_limit_w", self._nvml.nvmlDeviceGetPowerManagementLimit) != wanted_mw:
-                self._set_limit_mw(wanted_mw)
+        """Unlock the clocks that were locked, and put the power limit back to what it was, default or not.
+
+        One that is refused keeps none of the others as it is; it is raised when they are back.
+        """
+        with ExitStack() as last_first:
+            if "power_limit_mw" in snapshot:
+                last_first.callback(self._put_limit_back, int(snapshot["power_limit_mw"]))
+            for knob, (_, reset) in _CLOCK_KNOBS.items():
+                if snapshot.get(knob) == _UNLOCKED:
+                    last_first.callback(self._set, knob, getattr(self._nvml, reset))
 
     def close(self) -> None:
         """Let go of the library."""
         self._try("shutdown", self._nvml.nvmlShutdown)
+
+    def _put_limit_back(self, wanted_mw: int) -> None:
+        if self._ask("power_limit_w", self._nvml.nvmlDeviceGetPowerManagementLimit) != wanted_mw:
+            self._set_limit_mw(wanted_mw)
 
     def _set_limit_mw(self, limit_mw: int) -> None:
         if not self._set("power_limit_w", self._nvml.nvmlDeviceSetPowerManagementLimit, limit_mw):
