@@ -22,6 +22,7 @@ from underwatt.drivers.virtual.board_specs import BOARDS
 from underwatt.drivers.virtual.simulated_board import VirtualBoard
 from underwatt.drivers.virtual.sysfs import SysfsBoard
 from underwatt.errors import ApplyError, DeviceBusyError, JournalError, ModeError, UnderwattError
+from underwatt.helper import journal as journal_module
 from underwatt.helper.lock import FileLock
 from underwatt.helper.sysfs import Sysfs
 from underwatt.records import PowerMode
@@ -323,3 +324,19 @@ def test_a_lock_that_is_taken_again_and_again_leaves_nothing_behind(
         assert lock.take(os.open(tmp_path / "lock", os.O_RDWR | os.O_CREAT))
         lock.release()
     assert len(registered) == 1
+
+
+def test_what_was_found_before_a_reboot_is_not_put_back(device: JetsonDevice, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A reboot brings the board's own values, and perhaps another nvpmodel mode, which would refuse every session."""
+    now = dict(device.snapshot())
+    for purpose in ("session", "set"):
+        with monkeypatch.context() as before:
+            before.setattr(journal_module, "boot_id", lambda: "another start")
+            Journal.of(device.info, purpose, state_dir()).write(device.info, {**now, "nvpmodel": "9"})
+    assert [error for _, error in restore()] == [None, None]
+    with monkeypatch.context() as before:
+        before.setattr(journal_module, "boot_id", lambda: "another start")
+        Journal.of(device.info, "session", state_dir()).write(device.info, {**now, "nvpmodel": "9"})
+    with Session(device) as session:
+        assert session.recovered
+    assert dict(device.snapshot()) == now

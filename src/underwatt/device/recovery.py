@@ -66,7 +66,7 @@ def _finish(journal: Journal, entry: JournalEntry, open_address: Callable[[str],
     device = open_address(entry.address)
     try:
         with locked(device, folder):
-            device.restore(entry.snapshot)
+            device.restore(entry.due)
             journal.remove()
     finally:
         device.close()
@@ -78,7 +78,7 @@ def finish_killed(device: Device, folders: tuple[Path, ...]) -> bool:
     left = [journal for folder in folders if (journal := Journal.of(device.info, "session", folder)).exists()]
     for journal in left:
         try:
-            device.restore(journal.read().snapshot)
+            device.restore(journal.read().due)
         except ApplyError as exc:
             raise ApplyError(
                 f"A killed session left {device.info.name} changed, and it cannot be put back: {exc.message}",

@@ -160,7 +160,7 @@ def _set_mode(device: Device, mode: PowerMode, folder: Path | None) -> None:
         for part in parts_of(device):
             finish_killed(part, folders)
         journal = Journal.of(device.info, "set", folders[0])
-        kept = dict(journal.read().snapshot) if journal.exists() else {}
+        kept = dict(journal.read().due) if journal.exists() else {}
         before = dict(device.snapshot(mode))
         journal.write(device.info, {**before, **kept})
         try:

@@ -47,6 +47,12 @@ class JournalEntry(NamedTuple):
     snapshot: "Mapping[str, str]"
     boot: str = ""  # since which start of the machine it holds
 
+    @property
+    def due(self) -> "Mapping[str, str]":
+        """What is to be put back: nothing, where the machine started anew since, which brought its own values."""
+        starts_anew = self.address.partition(":")[0] in ("jetson", "nvml")  # of others' devices nobody knows
+        return {} if starts_anew and self.boot not in ("", boot_id()) else self.snapshot
+
 
 class Journal:
     """The journal file of one device for one purpose (``session`` or ``set``)."""

@@ -11,7 +11,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from .errors import DeviceBusyError, DeviceError, LeaseError, ModeError
-from .journal import Journal, boot_id, state_dir
+from .journal import Journal, state_dir
 from .lock import DeviceLock, process_started, user_name
 
 if TYPE_CHECKING:
@@ -195,8 +195,7 @@ class Keeper:
         """Put back what was found, or what the journal says; nothing, where the machine has started anew since."""
         try:
             if found is None:
-                entry = self._journal.read()
-                found = entry.snapshot if entry.boot in ("", boot_id()) else {}
+                found = self._journal.read().due
             self.board.restore(found)
             self._journal.remove()
         except DeviceError as exc:
