@@ -70,6 +70,18 @@ def test_worker_processes_prepare_batches_and_none_is_lost() -> None:
     assert sorted(seen) == list(range(700))
 
 
+def test_a_batch_that_is_nothing_does_not_end_the_pass() -> None:
+    def collate(samples: list[int]) -> torch.Tensor | None:
+        return None if 0 in samples else torch.tensor(samples)
+
+    with tuned(virtual(), batch_sizes=(16,)) as tuner:
+        batches = []
+        for batch in tuner.loader(Numbers(64), collate_fn=collate):
+            batches.append(batch)
+            tuner.step()
+    assert [batch is None for batch in batches] == [True, False, False, False]
+
+
 def test_the_last_batch_may_be_dropped() -> None:
     with tuned(virtual(), batch_sizes=(64,)) as tuner:
         sizes = []

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -329,14 +330,20 @@ def test_a_lock_that_is_taken_again_and_again_leaves_nothing_behind(
 def test_what_was_found_before_a_reboot_is_not_put_back(device: JetsonDevice, monkeypatch: pytest.MonkeyPatch) -> None:
     """A reboot brings the board's own values, and perhaps another nvpmodel mode, which would refuse every session."""
     now = dict(device.snapshot())
-    for purpose in ("session", "set"):
+    found = {**now, "nvpmodel": "9"}
+
+    def leave(address: str, *purposes: str) -> None:
         with monkeypatch.context() as before:
             before.setattr(journal_module, "boot_id", lambda: "another start")
-            Journal.of(device.info, purpose, state_dir()).write(device.info, {**now, "nvpmodel": "9"})
-    assert [error for _, error in restore()] == [None, None]
-    with monkeypatch.context() as before:
-        before.setattr(journal_module, "boot_id", lambda: "another start")
-        Journal.of(device.info, "session", state_dir()).write(device.info, {**now, "nvpmodel": "9"})
+            for purpose in purposes:
+                Journal.of(device.info, purpose, state_dir()).write(replace(device.info, address=address), found)
+
+    leave("jetson:/", "session", "set")
+    assert [error for _, error in restore(open_address=lambda _: device)] == [None, None]
+    leave("jetson:/", "session")
     with Session(device) as session:
         assert session.recovered
     assert dict(device.snapshot()) == now
+    leave(device.info.address, "session")  # a folder is as it was left
+    with pytest.raises(ApplyError, match="nvpmodel mode was 9"), Session(device):
+        pass

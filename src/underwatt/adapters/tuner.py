@@ -189,7 +189,8 @@ class Tuner:
     def _passed(self, batches: PassBatches, reopen: Callable[[], Iterator[Any]]) -> Iterator[Any]:
         """One pass over the batches of a loader; each is to be trained on before the next one."""
         loader = reopen()
-        while (batch := next(loader, None)) is not None:
+        over = object()  # None may be a batch: what a collate function makes of samples that are all spoilt
+        while (batch := next(loader, over)) is not over:
             size = len(batches.handed_out[0])
             try:
                 self.starts(size)

@@ -50,8 +50,13 @@ class JournalEntry(NamedTuple):
     @property
     def due(self) -> "Mapping[str, str]":
         """What is to be put back: nothing, where the machine started anew since, which brought its own values."""
-        starts_anew = self.address.partition(":")[0] in ("jetson", "nvml")  # of others' devices nobody knows
-        return {} if starts_anew and self.boot not in ("", boot_id()) else self.snapshot
+        is_machines = self.address == "jetson:/" or self.address.startswith("nvml:")  # of others nobody knows
+        return {} if is_machines and self.is_of_before_a_reboot else self.snapshot
+
+    @property
+    def is_of_before_a_reboot(self) -> bool:
+        """Whether the machine has started anew since."""
+        return self.boot not in ("", boot_id())
 
 
 class Journal:

@@ -195,7 +195,8 @@ class Keeper:
         """Put back what was found, or what the journal says; nothing, where the machine has started anew since."""
         try:
             if found is None:
-                found = self._journal.read().due
+                entry = self._journal.read()
+                found = {} if entry.is_of_before_a_reboot else entry.snapshot
             self.board.restore(found)
             self._journal.remove()
         except DeviceError as exc:
