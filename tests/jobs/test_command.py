@@ -194,6 +194,18 @@ class TestFaults:
             run.step()
         assert _gone(_pids(tmp_path / "pid", 1), within_s=0)
 
+    @pytest.mark.parametrize(("away_s", "comes_back"), [(30.0, True), (0.3, False)])
+    def test_a_test_of_the_model_may_take_longer_than_a_step(self, away_s, comes_back):
+        run = shell(f"{BEAT}; sleep 1; echo back > $UNDERWATT_BEATS", Limits(10.0, 0.3, 0.5, away_s))
+        run.step()
+        run.is_away = True  # as where it has said so
+        if comes_back:
+            assert run.hear() == Said("back")
+        else:
+            with pytest.raises(StepError, match=r"none for 0\.3 s"):
+                run.hear()
+        run.stop()
+
     def test_a_command_that_never_beats_is_ended(self):
         run = shell("echo loading; sleep 100", Limits(1.5, 10.0, 0.5))
         with pytest.raises(StepError, match=r"1\.5 s without reporting a step") as caught:

@@ -71,6 +71,7 @@ class Limits:
     first_beat_s: float = 300.0  # imports, data and the first kernels take their time
     beat_s: float = 120.0
     grace_s: float = 5.0  # from the request to end to being killed
+    away_s: float = 3600.0  # a test of the model on a small board, say
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,7 +188,8 @@ class CommandRun:
             raise self._error
         if self._finished:
             return Sign.EXITED
-        limit_s = self._limits.beat_s if self._steps and not self.is_away else self._limits.first_beat_s
+        limits = self._limits
+        limit_s = limits.away_s if self.is_away else limits.beat_s if self._steps else limits.first_beat_s
         try:
             event = self._listener.events.get(
                 timeout=max(0.0, min(self._alive_s + limit_s, until_s) - time.monotonic())
