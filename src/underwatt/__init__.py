@@ -21,9 +21,8 @@ if TYPE_CHECKING:
     from underwatt.api.decide import check_forecast as check_forecast, forecast as forecast, plan as plan
     from underwatt.api.lookup import export as export, import_file as import_file
     from underwatt.budget import Budget as Budget, Schedule as Schedule
-    from underwatt.device.recovery import restore as restore
     from underwatt.device.registry import devices as devices, open_device as open_device
-    from underwatt.device.session import Session as Session, set_mode as set_mode
+    from underwatt.device.session import Session as Session, restore as restore, set_mode as set_mode
     from underwatt.errors import UnderwattError as UnderwattError
     from underwatt.jobs.cost import count_cost as count_cost
     from underwatt.jobs.job import Job as Job
@@ -52,9 +51,8 @@ _HOMES = {
     "api.decide": ("check_forecast", "forecast", "plan"),
     "api.lookup": ("export", "import_file"),
     "budget": ("Budget", "Schedule"),
-    "device.recovery": ("restore",),
     "device.registry": ("devices", "open_device"),
-    "device.session": ("Session", "set_mode"),
+    "device.session": ("Session", "restore", "set_mode"),
     "errors": ("UnderwattError",),
     "jobs.cost": ("count_cost",),
     "jobs.job": ("Job",),

@@ -20,7 +20,7 @@ from underwatt.device.registry import open_device
 from underwatt.drivers.virtual.device import VirtualJetson
 from underwatt.events import BudgetChanged, Expected, Planned, Scored
 from underwatt.jobs.cost import count_cost
-from underwatt.jobs.job_address import load_job
+from underwatt.jobs.job import load_job
 from underwatt.jobs.load import RESNET18
 from underwatt.planning.problem import Projection
 from underwatt.planning.search import SearchResult

@@ -26,7 +26,7 @@ from underwatt.drivers.virtual.sysfs import SysfsBoard
 from underwatt.errors import InputError
 from underwatt.events import BudgetChanged, Measured, Noted, Progressed, Resumed, Scored, SettingChanged, Started
 from underwatt.jobs.identity import job_info
-from underwatt.jobs.job_address import load_job
+from underwatt.jobs.job import load_job
 from underwatt.records import ConvergenceRun, Measurement, PowerMode, Setting
 from underwatt.reports.run_figures import happened
 from underwatt.runlog.log import RunLog, read_log

@@ -7,8 +7,7 @@ import pynvml
 import pytest
 from fake_nvml import FakeNvml
 
-from underwatt.device.recovery import restore
-from underwatt.device.session import Session, set_mode
+from underwatt.device.session import Session, restore, set_mode
 from underwatt.drivers import nvml as nvml_module
 from underwatt.drivers.nvml import NvmlBackend, NvmlDevice
 from underwatt.errors import ApplyError, DeviceError, NoDeviceError, NotPermittedError, SensorError

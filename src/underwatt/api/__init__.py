@@ -27,8 +27,7 @@ from underwatt.events import Noted
 from underwatt.jobs.command import Limits
 from underwatt.jobs.command_run import KEPT_NAME, run_command
 from underwatt.jobs.identity import job_info
-from underwatt.jobs.job import Job
-from underwatt.jobs.job_address import load_job
+from underwatt.jobs.job import Job, load_job
 from underwatt.jobs.runs import Run, RunOptions, RunResult, again, run_job, threads_note
 from underwatt.measure.measurement import MeasureOptions
 from underwatt.measure.series import expected_s, ordered_settings, run_profile, to_measure
