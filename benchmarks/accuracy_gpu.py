@@ -1,7 +1,7 @@
 """Time and joules to a target on a real NVIDIA GPU, by batch size and pauses alone: nothing is set on the card.
 
-    python benchmarks/accuracy_gpu.py --json OUT [--jobs images,text] [--budgets 160,320] [--seeds 2] [--minutes 9]
-                                      [--methods fixed,cold,warm]
+    python benchmarks/accuracy_gpu.py --json OUT [--jobs images,text] [--budgets 250,400] [--seeds 2] [--minutes 9]
+                                      [--methods fixed,cold,warm] [--sizes 64,128] [--logs FOLDER]
 
 cold      ``underwatt.run`` with an empty store
 warm      the same with samples to target known, from the fixed trainings of the other seeds
@@ -19,6 +19,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import shutil
 import statistics
 import sys
 import tempfile
@@ -80,8 +81,10 @@ def text(seed: int) -> Job:
 JOBS: dict[str, Callable[[int], Job]] = {"images": images, "text": text}
 
 
-def trained(job: Job, device: Device, budget_w: float, method: str, size: int, known: Sequence[Any]) -> dict[str, Any]:
-    """One training; ``size`` is 0 where the batch size is chosen."""
+def trained(
+    job: Job, device: Device, budget_w: float, method: str, size: int, known: Sequence[Any], logs: Path | None = None
+) -> dict[str, Any]:
+    """One training; ``size`` is 0 where the batch size is chosen. Its log stays in ``logs``."""
     with tempfile.TemporaryDirectory() as folder, Store(Path(folder) / "store.db") as store:
         if known:
             store.add_convergence(job_info(job), list(known))
@@ -99,6 +102,11 @@ def trained(job: Job, device: Device, budget_w: float, method: str, size: int, k
             listener=lambda _event: None,
         )
         record = ended.record()
+        if logs:
+            logs.mkdir(parents=True, exist_ok=True)
+            shutil.copy(
+                Path(folder) / "run/log.jsonl", logs / f"{job.name}_{budget_w:g}_{job.seed}_{method}{size}.jsonl"
+            )
     return {
         "job": job.name,
         "budget_w": budget_w,
@@ -115,8 +123,8 @@ def trained(job: Job, device: Device, budget_w: float, method: str, size: int, k
     }
 
 
-def known_to(rows: Sequence[dict[str, Any]], job: Job, budget_w: float) -> list[ConvergenceRun]:
-    """What the fixed trainings of other seeds tell of samples to the target."""
+def known_to(rows: Sequence[dict[str, Any]], job: Job) -> list[ConvergenceRun]:
+    """What the fixed trainings of other seeds tell of samples to the target, whatever their budget was."""
     return [
         ConvergenceRun(
             row["batch_size"],
@@ -126,7 +134,7 @@ def known_to(rows: Sequence[dict[str, Any]], job: Job, budget_w: float) -> list[
             job.lr_at(row["batch_size"]),
         )
         for row in rows
-        if (row["job"], row["method"], row["budget_w"]) == (job.name, "fixed", budget_w) and row["seed"] != job.seed
+        if (row["job"], row["method"]) == (job.name, "fixed") and row["seed"] != job.seed
     ]
 
 
@@ -217,28 +225,28 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add_output(parser, json_required=True)
     parser.add_argument("--jobs", default=",".join(JOBS))
-    parser.add_argument("--budgets", default="160,320")
+    parser.add_argument("--budgets", default="250,400")
     parser.add_argument("--methods", default=",".join(METHODS))
     parser.add_argument("--seeds", type=int, default=2)
+    parser.add_argument("--sizes", default=",".join(map(str, SIZES)), help="of the fixed trainings")
+    parser.add_argument("--logs", type=Path, help="logs of the trainings stay in this folder")
     parser.add_argument("--device", default="nvml:")
     parser.add_argument("--minutes", type=float, default=math.inf, help="begin no training that would end later")
     arguments = parser.parse_args()
     rows = json.loads(arguments.json.read_text(encoding="utf-8")) if arguments.json.exists() else []
     made, begun_s = {key(row) for row in rows}, time.monotonic()
     budgets_w = [float(text) for text in arguments.budgets.split(",")]
-    left = [
-        one
-        for one in asked(arguments.jobs.split(","), budgets_w, arguments.seeds, arguments.methods.split(","), SIZES)
-        if one not in made
-    ]
+    sizes = [int(text) for text in arguments.sizes.split(",")]
+    wanted = asked(arguments.jobs.split(","), budgets_w, arguments.seeds, arguments.methods.split(","), sizes)
+    left = [one for one in wanted if one not in made]
     longest_s = max((row["time_s"] for row in rows), default=0.0)
     for name, budget_w, seed, method, size in left:
         if time.monotonic() - begun_s + longest_s > 60 * arguments.minutes:
             print(f"{len(left)} trainings were left at the start of this call: call it again to go on")
             break
         job = JOBS[name](seed)
-        known = known_to(rows, job, budget_w) if method == "warm" else ()
-        rows.append(trained(job, open_device(arguments.device), budget_w, method, size, known))
+        known = known_to(rows, job) if method == "warm" else ()
+        rows.append(trained(job, open_device(arguments.device), budget_w, method, size, known, arguments.logs))
         longest_s = max(longest_s, rows[-1]["time_s"])
         told(rows[-1], COLUMNS)
         write("accuracy_gpu", rows, arguments)
