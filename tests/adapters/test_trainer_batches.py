@@ -89,7 +89,15 @@ class Module(pl.LightningModule):
 
 
 def train_lightning(
-    folder: Path, *, net: Net, epochs: int = 3, parts: int = 1, workers: int = 0, resume: bool = False, **more: Any
+    folder: Path,
+    *,
+    net: Net,
+    epochs: int = 3,
+    parts: int = 1,
+    workers: int = 0,
+    resume: bool = False,
+    drop_last: bool = False,
+    **more: Any,
 ) -> Any:
     """Train with the callback; the module."""
     pl.seed_everything(0, verbose=False)
@@ -110,14 +118,22 @@ def train_lightning(
         **more,
     )
     module = Module(net, schedule)
-    loader = DataLoader(Points(), OWN, shuffle=True, num_workers=workers)
+    loader = DataLoader(Points(), OWN, shuffle=True, num_workers=workers, drop_last=drop_last)
     trainer.fit(module, loader, DataLoader(Points(), 64), ckpt_path=str(folder / "last.ckpt") if resume else None)
     assert type(loader.batch_sampler) is torch.utils.data.BatchSampler, "the loader was not put back"
     return trainer
 
 
 def train_transformers(
-    folder: Path, *, net: Net, epochs: int = 3, parts: int = 1, workers: int = 0, resume: bool = False, **more: Any
+    folder: Path,
+    *,
+    net: Net,
+    epochs: int = 3,
+    parts: int = 1,
+    workers: int = 0,
+    resume: bool = False,
+    drop_last: bool = False,
+    **more: Any,
 ) -> Any:
     torch.manual_seed(0)
     net.layer.reset_parameters()
@@ -128,6 +144,7 @@ def train_transformers(
         per_device_train_batch_size=OWN,
         gradient_accumulation_steps=parts,
         dataloader_num_workers=workers,
+        dataloader_drop_last=drop_last,
         report_to="none",
         disable_tqdm=True,
         use_cpu=True,
@@ -224,6 +241,21 @@ def test_a_training_that_was_killed_at_the_turn_of_an_epoch_goes_on(train: Any, 
     train(tmp_path, net=second, batch_sizes=(32,), save_steps=1, resume=True)
     assert len(first.seen + second.seen) == 3 * 32
     assert epochs_of(first.seen + second.seen) == [list(range(SAMPLES))] * 3
+
+
+@TRAINERS
+@pytest.mark.parametrize(("breaks_at", "then"), [(30, 64), (62, 32), (70, 64)])
+def test_going_on_where_the_last_batch_is_dropped(train: Any, breaks_at: int, then: int, tmp_path: Path) -> None:
+    first, second, own = Net(breaks_at), Net(), SAMPLES // 32
+    with pytest.raises(BoomError):
+        train(tmp_path, net=first, batch_sizes=(32,), save_steps=1, drop_last=True)
+    assert json_step(tmp_path, train) == breaks_at
+    train(tmp_path, net=second, batch_sizes=(then,), save_steps=1, drop_last=True, resume=True)
+    whole, begun = divmod(breaks_at, own)
+    rest = max(1, (SAMPLES - begun * 32) // then) if begun else 0
+    assert len(second.seen) == rest + (3 - whole - (begun > 0)) * (SAMPLES // then)
+    numbers = [number for batch in first.seen[whole * own :] + second.seen[:rest] for number in batch]
+    assert len(set(numbers)) == len(numbers), "none of this epoch twice"
 
 
 def steps_and_rate(train: Any, trained: Any) -> tuple[int, float]:

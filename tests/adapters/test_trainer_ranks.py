@@ -15,8 +15,11 @@ import pytest
 pytest.importorskip("lightning.pytorch", reason="Lightning is not installed")
 pytest.importorskip("transformers", reason="Transformers is not installed")
 
+import torch
 from ddp_child import EPOCHS, SAMPLES
 
+from underwatt.adapters.callback_base import TrainerBudget
+from underwatt.jobs.data import PassBatches
 from underwatt.runlog.log import read_log
 
 CHILD = Path(__file__).parents[1] / "helpers" / "ddp_child.py"
@@ -80,3 +83,33 @@ def test_where_one_rank_dies_the_other_ends_with_an_error_and_the_devices_are_ba
     assert left["ended"] != "well"
     log = read_log(tmp_path / "run" / "log.jsonl")
     assert (log.end.outcome, log.end.restored) == ("failed", True)
+
+
+def test_each_rank_goes_on_with_its_own_random_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of the first one would have all ranks drop out the same."""
+
+    def one(rank: int, **state: Any) -> TrainerBudget:
+        budget: Any = TrainerBudget(budget_w=4.0, batch_sizes=(4,))
+        budget._processes, budget._group = 2, "both"
+        budget._batches = PassBatches(range(rank, 16, 2), lambda: 4)
+        budget._resumed = state
+        torch.manual_seed(rank)
+        return budget
+
+    kept: list[Any] = []
+
+    def gather(into: list[Any], mine: Any, group: Any) -> None:
+        kept.append(mine)
+        into[:] = [*kept, *[mine] * (2 - len(kept))]
+
+    monkeypatch.setattr(torch.distributed, "all_gather_object", gather)
+    one(0)._state()
+    state = one(1)._state()
+    drawn = []
+    for rank in range(2):
+        budget: Any = one(7, **state)
+        budget._go_on(rank)
+        next(iter(budget._batches))
+        budget._step_begins()
+        drawn.append(torch.rand(3).tolist())
+    assert drawn == [torch.rand(3, generator=torch.Generator().manual_seed(rank)).tolist() for rank in range(2)]

@@ -21,6 +21,7 @@ from underwatt.drivers.virtual.simulated_board import VirtualBoard
 from underwatt.drivers.virtual.sysfs import SysfsBoard
 from underwatt.errors import ApplyError, DeviceBusyError, JournalError, ModeError, UnderwattError
 from underwatt.helper.journal import Journal, state_dir
+from underwatt.helper.lock import FileLock
 from underwatt.helper.sysfs import Sysfs
 from underwatt.records import PowerMode
 
@@ -308,3 +309,16 @@ def test_restore_names_a_folder_that_cannot_be_looked_into(
     assert "sudo underwatt restore" in str(error)
     assert device.info.name in finished
     assert no_error is None
+
+
+def test_a_lock_that_is_taken_again_and_again_leaves_nothing_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is registered for forks stays as long as the process: of a service, for months."""
+    registered: list[object] = []
+    monkeypatch.setattr(os, "register_at_fork", lambda **calls: registered.append(calls))
+    lock = FileLock()
+    for _ in range(3):
+        assert lock.take(os.open(tmp_path / "lock", os.O_RDWR | os.O_CREAT))
+        lock.release()
+    assert len(registered) == 1

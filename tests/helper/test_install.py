@@ -89,7 +89,7 @@ def test_uninstalls_all_that_it_installed(root: Path) -> None:
     assert ran == [
         ("systemctl", "disable", "--now", *reversed(UNITS)),
         ("systemctl", "daemon-reload"),
-        ("groupdel", "--force", "underwatt"),
+        ("groupdel", "underwatt"),
     ]
     assert is_current(str(root)) is None
     assert len(uninstall_steps(str(root))) == 2, "once more: nothing is left to stop"

@@ -10,8 +10,10 @@ import jetson_trees as trees
 import pytest
 from hypothesis import given, settings, strategies as st
 
+from underwatt.device.session import Session
 from underwatt.drivers.jetson.device import JetsonDevice
 from underwatt.errors import ApplyError, NotPermittedError
+from underwatt.helper.keeper import Keeper, Process
 from underwatt.records import PowerMode
 
 ORIN = trees.ORIN_AGX_JP5
@@ -234,3 +236,38 @@ def test_a_cluster_that_slept_when_the_snapshot_was_taken_is_not_left_pinned(boa
     assert dict(device.snapshot()) == dict(found)
     policy = Path(sysfs.root) / trees.CPU / "cpufreq/policy8"
     assert (policy / "scaling_max_freq").read_text() == "2201600\n"
+
+
+@pytest.mark.parametrize("through", ["session", "helper"])
+def test_a_cluster_that_slept_at_first_is_not_left_pinned_by_a_second_mode(through: str, tmp_path: Path) -> None:
+    root, tree = tmp_path / "root", trees.TX2_NX
+    trees.plant(root, tree)
+    for core in (1, 2):
+        trees.put(root, f"{trees.CPU}/cpu{core}/online", 0)
+    device = JetsonDevice(root, sysfs=board_files(root, tree, manners=True))
+    found, clocks = dict(device.snapshot()), device._board.values()["cpu_mhz"]
+    modes = [PowerMode(cpu_cores=6, cpu_mhz=mhz) for mhz in clocks[2:5]]
+    if through == "session":
+        with Session(device, tmp_path / "state") as session:
+            for mode in modes:
+                session.apply(mode)
+    else:
+        keeper = Keeper(device._board)
+        hold, _ = keeper.begin("me", Process(os.getpid()), os.geteuid(), 60.0)
+        for mode in modes:
+            keeper.apply(hold, mode.knobs())
+        keeper.end("lets go")
+    policy = root / trees.CPU / "cpufreq/policy1"
+    assert (policy / "scaling_max_freq").read_text() == "1958400\n"
+    assert dict(device.snapshot()) == found
+
+
+def test_a_board_as_hot_as_can_be_is_not_taken_for_pinned_at_its_highest_clock(board: Board) -> None:
+    device, sysfs = board
+    root = Path(sysfs.root)
+    trees.put(root, "sys/class/thermal/cooling_device1/type", "devfreq-17000000.gpu")
+    trees.put(root, "sys/class/thermal/cooling_device1/cur_state", len(ORIN.gpu_hz) - 1)
+    trees.put(root, f"{ORIN.gpu}/max_freq", ORIN.gpu_hz[0])
+    found = device.snapshot()
+    assert int(found[f"{ORIN.gpu}/min_freq"]) == ORIN.gpu_hz[0]
+    assert int(found[f"{ORIN.gpu}/max_freq"]) > ORIN.gpu_hz[0], "what heat has lowered is not put back lowered"

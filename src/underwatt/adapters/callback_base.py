@@ -177,16 +177,20 @@ class TrainerBudget:
         """Where the training stands, for a checkpoint; all processes ask for it at the same step."""
         if self._batches is None:
             return {}
-        rests: list[Any] = [torch.tensor(self._batches.state(), dtype=torch.int64)]
-        if self._group is not None:
-            mine, rests = rests[0], [None] * self._processes
-            torch.distributed.all_gather_object(rests, mine, group=self._group)
-        return {
-            "rests": rests,
-            "trained": self._trained,
-            "left_over": [one.left_over for one in self._followers if isinstance(one, ScheduleFollower)],
+        mine = {
+            "rest": torch.tensor(self._batches.state(), dtype=torch.int64),
             "random": torch.get_rng_state(),
             "random_gpu": torch.cuda.get_rng_state_all(),
+        }
+        ranks: list[Any] = [mine]
+        if self._group is not None:
+            ranks = [None] * self._processes
+            torch.distributed.all_gather_object(ranks, mine, group=self._group)
+        return {
+            "ranks": ranks,
+            "passes": self._batches.passes,
+            "trained": self._trained,
+            "left_over": [one.left_over for one in self._followers if isinstance(one, ScheduleFollower)],
         }
 
     def _go_on(self, rank: int) -> None:
@@ -195,12 +199,14 @@ class TrainerBudget:
         if self._batches is None or not state:
             self._resumed = {}
             return
-        if len(state["rests"]) != self._processes:
+        if len(state["ranks"]) != self._processes:
             raise InputError(
-                f"The checkpoint is of {len(state['rests'])} processes, and these are {self._processes}.",
+                f"The checkpoint is of {len(state['ranks'])} processes, and these are {self._processes}.",
                 hint="Go on with as many processes, so that no sample of the epoch is lost or comes twice.",
             )
-        if len(rest := state["rests"][rank]):  # else the epoch was over
+        self._batches.passes = state["passes"]
+        self._resumed = state["ranks"][rank]
+        if len(rest := self._resumed["rest"]):  # else the epoch was over
             self._batches.restore(rest.tolist())
         schedules = [one for one in self._followers if isinstance(one, ScheduleFollower)]
         for schedule, left_over in zip(schedules, state["left_over"], strict=False):

@@ -101,10 +101,10 @@ class TransformersCallback(TrainerBudget, TrainerCallback):
         if self._batches is None or checkpoint is None:
             return found
         assert self._guarded is not None
-        path, length = Path(checkpoint) / STATE, len(self._batches.sampler)
+        path = Path(checkpoint) / STATE
         if path.is_file():
             self._resumed = torch.load(path, map_location="cpu", weights_only=True)
-            return self._resumed["trained"] // length, 0
+            return self._resumed["passes"] - any(len(one["rest"]) for one in self._resumed["ranks"]), 0
         raise InputError(
             f"The checkpoint {checkpoint} does not say which samples of its epoch are left.",
             hint="It was made without batch_sizes, or not to its end: go on without them, or from the one before it.",

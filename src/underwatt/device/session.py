@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from underwatt.device.base import KeepsItself
 from underwatt.device.registry import open_device
+from underwatt.device.several import locked, parts_of
 from underwatt.device.signals import SignalGates, uninterrupted
 from underwatt.errors import ApplyError, DeviceBusyError, InputError, JournalError, UnderwattError
 from underwatt.helper.journal import ROOTS_STATE, STATE_VARIABLE, Journal, state_dir, unreadable
@@ -41,9 +42,11 @@ class Session:
         self.device = device
         self.recovered = False  # whether an earlier session had left something to put back
         self._folders = (folder,) if folder else journal_folders()
-        self._lock = DeviceLock(device.info, folder)
-        self._journal = Journal.of(device.info, "session", self._folders[0])
-        self._found: dict[str, str] = {}  # the state before the first change of each thing
+        self._parts = parts_of(device)
+        self._locks = [DeviceLock(part.info, folder) for part in self._parts]
+        self._journals = [Journal.of(part.info, "session", self._folders[0]) for part in self._parts]
+        # Of each part the state before the first change of each thing.
+        self._found: list[dict[str, str]] = [{} for _ in self._parts]
         self._gates = SignalGates()
         self._holds_in_process = self._holds_elsewhere = False
         self._process = os.getpid()
@@ -71,8 +74,10 @@ class Session:
             self.recovered = self.device.hold()
             self._holds_elsewhere = True
         else:
-            self._lock.acquire()
-            self.recovered = finish_killed(self.device, self._folders)
+            for lock in self._locks:
+                lock.acquire()
+            for part in self._parts:
+                self.recovered |= finish_killed(part, self._folders)
         # A signal can fall between the block and __exit__; the end of the interpreter is then the net.
         atexit.register(self.restore)
 
@@ -82,28 +87,36 @@ class Session:
         if not mode.knobs():
             return  # a session that sets nothing has nothing to put back: it must never write
         self._gates.renew()
-        found = {"kept": "elsewhere"} if self._holds_elsewhere else {**self.device.snapshot(mode), **self._found}
-        if found != self._found:
-            if not (self.device.info.in_process or self._holds_elsewhere):
-                self._journal.write(self.device.info, found)
-            self._found = found
+        for at, (part, found) in enumerate(zip(self._parts, self._found, strict=True)):
+            now = {"kept": "elsewhere"} if self._holds_elsewhere else {**part.snapshot(mode), **found}
+            if now != found and not (part.info.in_process or self._holds_elsewhere):
+                self._journals[at].write(part.info, now)
+            self._found[at] = now
         self.device.apply(mode)
 
     @uninterrupted
     def restore(self) -> None:
         """Put everything back now; what cannot be put back stays in the journal and is an error."""
-        if not self._found or self._is_in_child():
+        if self._is_in_child():
             return
-        try:
-            self.device.restore(self._found)
-        except UnderwattError as exc:
+        failure: Exception | None = None
+        for at, part in enumerate(self._parts):
+            if not self._found[at]:
+                continue
+            try:
+                part.restore(self._found[at])
+                if not (part.info.in_process or self._holds_elsewhere):
+                    self._journals[at].remove()
+                self._found[at] = {}
+            except Exception as exc:  # noqa: BLE001 - it is raised when the others are back
+                failure = failure or exc
+        if isinstance(failure, UnderwattError) and not isinstance(failure, JournalError):
             raise ApplyError(
-                f"{self.device.info.name} could not be put back as it was: {exc.message}",
+                f"{self.device.info.name} could not be put back as it was: {failure.message}",
                 hint="What to restore is kept; run `underwatt restore` when the cause is gone.",
-            ) from exc
-        if not (self.device.info.in_process or self._holds_elsewhere):
-            self._journal.remove()
-        self._found = {}
+            ) from failure
+        if failure is not None:
+            raise failure
 
     @uninterrupted
     def __exit__(self, *_: object) -> None:
@@ -119,7 +132,8 @@ class Session:
 
     def _let_go(self) -> None:
         atexit.unregister(self.restore)
-        self._lock.release()
+        for lock in self._locks:
+            lock.release()
         if self._holds_in_process:
             _in_use.discard(id(self.device))
             self._holds_in_process = False
@@ -147,10 +161,9 @@ def _set_mode(device: Device, mode: PowerMode, folder: Path | None) -> None:
             hint='`underwatt run` sets it as long as it trains; to leave it set: sudo "$(command -v underwatt)" set …',
         )
     folders = (folder,) if folder else journal_folders()
-    lock = DeviceLock(device.info, folder)
-    lock.acquire()
-    try:
-        finish_killed(device, folders)
+    with locked(device, folder):
+        for part in parts_of(device):
+            finish_killed(part, folders)
         journal = Journal.of(device.info, "set", folders[0])
         kept = dict(journal.read().snapshot) if journal.exists() else {}
         before = dict(device.snapshot(mode))
@@ -165,8 +178,6 @@ def _set_mode(device: Device, mode: PowerMode, folder: Path | None) -> None:
                 else:
                     journal.remove()
             raise
-    finally:
-        lock.release()
 
 
 # Where journals lie, and how those that a killed session left are finished.
@@ -240,13 +251,11 @@ def _outcome(
 @uninterrupted
 def _finish(journal: Journal, entry: JournalEntry, open_address: Callable[[str], Device], folder: Path | None) -> None:
     device = open_address(entry.address)
-    lock = DeviceLock(device.info, folder)
-    lock.acquire()
     try:
-        device.restore(entry.snapshot)
-        journal.remove()
+        with locked(device, folder):
+            device.restore(entry.snapshot)
+            journal.remove()
     finally:
-        lock.release()
         device.close()
 
 

@@ -5,15 +5,18 @@
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from underwatt.device.base import SeesForeignChanges, SimulatesLoad
 from underwatt.errors import InputError
+from underwatt.helper.lock import DeviceLock
 from underwatt.records import DeviceState, PowerMode, PowerSample
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from pathlib import Path
 
     from underwatt.device.base import Device
     from underwatt.device.timing import Clock, Timer
@@ -30,6 +33,22 @@ def together(devices: Sequence[Device]) -> Device:
     if any(other.space.matrix().tolist() != first.space.matrix().tolist() for other in devices[1:]):
         raise InputError("These devices have unlike power modes.", hint="Name devices of one kind.")
     return SeveralSimulated(devices) if all(isinstance(one, SimulatesLoad) for one in devices) else Several(devices)
+
+
+def parts_of(device: Device) -> tuple[Device, ...]:
+    """The devices that one is made of: each has a lock and a journal of its own, as it has where it is used alone."""
+    return device.devices if isinstance(device, Several) else (device,)
+
+
+@contextlib.contextmanager
+def locked(device: Device, folder: Path | None) -> Iterator[None]:
+    """Hold the locks of all parts of a device."""
+    with contextlib.ExitStack() as stack:
+        for part in parts_of(device):
+            lock = DeviceLock(part.info, folder)
+            lock.acquire()
+            stack.callback(lock.release)
+        yield
 
 
 class Several:

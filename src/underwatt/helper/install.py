@@ -138,7 +138,8 @@ def uninstall_steps(root: str = "/", run: "Run | None" = None) -> "list[Step]":
         steps = [stop, *(Step(f"remove {path}", partial(_remove, path)) for path in paths)]
         steps.append(command("have systemd forget the two", "systemctl", "daemon-reload"))
     steps.append(Step(f"remove {folder}", partial(shutil.rmtree, folder, ignore_errors=True)))
-    steps.append(command(f"remove the group {GROUP}", "groupdel", "--force", GROUP))
+    # Not by force: it may have been there before, as the own group of a user of that name.
+    steps.append(command(f"remove the group {GROUP}", "groupdel", GROUP))
     return steps
 
 

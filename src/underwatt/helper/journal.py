@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 FORMAT = 1
 STATE_VARIABLE = "UNDERWATT_STATE"
 ROOTS_STATE = Path("/var/lib/underwatt")
+_LONGEST_SLUG = 120  # a file name has at most 255 bytes, and several devices have an id that is longer
 _ROOTS_WORK = "Run `sudo underwatt restore`."
 
 
@@ -134,8 +135,8 @@ def _entry(body: "Mapping[str, object]") -> "JournalEntry":
 
 
 def slug(device_id: str) -> str:
-    """A file name for a device; the digest keeps ids apart that differ only in characters a name cannot have."""
-    plain = re.sub(r"[^A-Za-z0-9_.-]+", "_", device_id)
+    """A file name for a device; the digest keeps ids apart that differ in characters a name cannot have, or late."""
+    plain = re.sub(r"[^A-Za-z0-9_.-]+", "_", device_id)[:_LONGEST_SLUG]
     return plain if plain == device_id else f"{plain}-{hashlib.sha256(device_id.encode()).hexdigest()[:8]}"
 
 

@@ -125,7 +125,7 @@ class Keeper:
             raise ModeError("A mode that names no knob sets nothing.")
         self.board.check(mode)
         before = self.board.snapshot()
-        found = {**before, **hold.found}
+        found = {**self.board.as_found(before), **hold.found}
         if found != hold.found:
             self._journal.write(self.board.identity, found)
             hold.found = found

@@ -94,12 +94,17 @@ class ClockRange:
                 limits.add(table[max(0, len(table) - 1 - state)])
         return frozenset(limits)
 
-    def before_heat(self, found: str, cap: "int | None") -> str:
-        """A limit without what heat has taken from it: as high as the active mode allows, where it shows heat's own."""
+    def before_heat(self, path: str, found: str, cap: "int | None") -> str:
+        """A limit without what heat has taken from it: as high as the active mode allows, where it shows heat's own.
+
+        A minimum that is the lowest clock of all is not heat's doing, however hot it is.
+        """
         limits = self.heat_limits()
         if not limits or not found.strip().isdecimal() or int(found) not in limits:
             return found
         table = self.table()
+        if path == self.files[0] and int(found) == table[0]:
+            return found
         return f"{table[-1] if cap is None else nearest(table, cap)}\n"
 
     def running_mhz(self) -> "float | None":

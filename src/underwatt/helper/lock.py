@@ -171,6 +171,10 @@ class FileLock:
 
     def __init__(self) -> None:
         self._file: int | None = None
+        # A forked child (a data loader's worker) must not keep the lock alive after its parent was killed.
+        lock = weakref.ref(self)
+        if hasattr(os, "register_at_fork"):  # Python 3.6 has none, where only the service runs, which forks nothing
+            os.register_at_fork(after_in_child=lambda: _drop_in_child(lock))  # for good: so once, not with each take
 
     def take(self, file: int) -> bool:
         """Take the lock of a file that was opened for it; whether nobody else has it. The file is ours to close."""
@@ -183,10 +187,6 @@ class FileLock:
             os.close(file)
             raise
         self._file = file
-        # A forked child (a data loader's worker) must not keep the lock alive after its parent was killed.
-        lock = weakref.ref(self)
-        if hasattr(os, "register_at_fork"):  # Python 3.6 has none, where only the service runs, which forks nothing
-            os.register_at_fork(after_in_child=lambda: _drop_in_child(lock))
         return True
 
     def release(self) -> None:

@@ -183,9 +183,12 @@ class PassBatches(_Batches):
         super().__init__()
         self._order, self._size, self._drop_last, self._parts = order, size, drop_last, parts
         self._source: Iterator[Any] = iter(())  # of this pass, what does not wait yet
+        self._is_restored = False  # a whole step, when it was kept: it may be less than one now, and is not dropped
+        self.passes = 0  # begun so far
 
     def __iter__(self) -> Iterator[list[Any]]:
         if not self.taken_back:
+            self.passes += 1
             self.handed_out.clear()
             self._waiting.clear()
             self._source = iter(self._order)
@@ -195,20 +198,25 @@ class PassBatches(_Batches):
             whole = size * self._parts
             self._waiting += islice(self._source, max(0, whole + self._parts - 1 - len(self._waiting)))
             left = len(self._waiting)
-            if not left or (left < whole and self._drop_last):
+            if not left or (left < whole and self._drop_last and not self._is_restored):
+                self._waiting.clear()
                 return
+            self._is_restored = False
             for part in step_parts(left, size, self._parts):
                 yield self._hand_out(part)
 
     def state(self) -> list[Any]:
-        """What of this pass was not trained on yet."""
+        """What of this pass was not trained on yet, and is not to be dropped."""
         self._waiting += self._source
+        if self._drop_last and not self.handed_out and len(self._waiting) < self._size() * self._parts:
+            return []
         return [index for batch in (*self.handed_out, self._waiting) for index in batch]
 
     def restore(self, rest: Iterable[Any]) -> None:
         """Go on with the rest of a pass."""
         self.handed_out.clear()
         self._waiting, self._source, self.taken_back = deque(rest), iter(()), True
+        self._is_restored = True
 
 
 def step_parts(left: int, size: int, parts: int) -> list[int]:
