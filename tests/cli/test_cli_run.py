@@ -341,6 +341,7 @@ def stop(process: subprocess.Popen[str], number: int) -> str:
     out, err = process.communicate(timeout=20)
     assert out == ""
     assert "Traceback" not in err
+    assert re.search(r"he budget was (NOT )?held.* Stopped; the device is as it was\.", " ".join(err.split()))
     assert re.search(r"Go on with: underwatt run .*--out here --resume \S+", " ".join(err.split()))
     return err
 

@@ -20,7 +20,7 @@ from underwatt.errors import BudgetError, StepError
 from underwatt.events import BudgetChanged, Measured, Noted, Planned, Progressed
 from underwatt.jobs.command import CommandWorkload, Limits
 from underwatt.jobs.command_run import run_command
-from underwatt.jobs.runs import Run, RunOptions
+from underwatt.jobs.runs import Run, RunOptions, RunResult
 from underwatt.records import Measurement, PowerMode, Setting
 from underwatt.runlog.inbox import post_budget, running_runs
 from underwatt.store.store import Store
@@ -168,3 +168,9 @@ def test_the_folder_of_a_run_has_a_name_that_any_disk_and_shell_takes(
     assert "--" not in folder.name
     (folder / "checkpoint.pt").touch()
     assert RunOptions(budget="5W", resume=True).folder_for(name) == folder
+
+
+def test_what_a_command_keeps_in_its_folder_is_not_our_best_model(tmp_path: Path) -> None:
+    (tmp_path / "model.pt").write_bytes(b"its own")  # as docs/commands.md has it
+    ended = RunResult("finished", 0.9, 100, 10, 1.0, 5.0, tmp_path)
+    assert ended.model is None

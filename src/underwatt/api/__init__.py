@@ -29,7 +29,7 @@ from underwatt.jobs.command_run import KEPT_NAME, run_command
 from underwatt.jobs.identity import job_info
 from underwatt.jobs.job import Job
 from underwatt.jobs.job_address import load_job
-from underwatt.jobs.runs import Run, RunOptions, RunResult, again, run_job, threads_note
+from underwatt.jobs.runs import Run, RunOptions, RunResult, again, run_job, stopped, threads_note
 from underwatt.measure.measurement import MeasureOptions
 from underwatt.measure.series import expected_s, ordered_settings, run_profile, to_measure
 from underwatt.records import Profile
@@ -327,8 +327,7 @@ def run(
                 line = f"run(job, folder={str(folder)!r}, resume=True, …)"
                 if not isinstance(words, Job):
                     line = again(options, words, folder)
-                text = f"Stopped; the device is as it was. Go on with: {line}"
-                listener(Noted(level="info", text=text))
+                listener(Noted(level="info", text=stopped(folder, line)))
             raise
 
 
