@@ -323,11 +323,13 @@ def run(
                 listener(Noted(level="info", text=note))
             return run_job(made, loaded)
         except (KeyboardInterrupt, SystemExit):
+            line = ""
             if any(folder.glob("checkpoint*.pt")) or (folder / KEPT_NAME).exists():
                 line = f"run(job, folder={str(folder)!r}, resume=True, …)"
                 if not isinstance(words, Job):
                     line = again(options, words, folder)
-                listener(Noted(level="info", text=stopped(folder, line)))
+            if said := stopped(folder, line):
+                listener(Noted(level="info", text=said))
             raise
 
 

@@ -242,11 +242,18 @@ class CheckedDevice(RecordedDevice):
         self._worked = False
 
     def run_step(self, cost: WorkloadCost, batch_size: int) -> None:
-        """Let the measured time of a step pass; raises ``StepError`` where this setting was not measured."""
+        """Let the measured time of a step pass; raises ``InputError`` where this setting was not measured.
+
+        Not a ``StepError``, which would only say that of the next setting too, for as many as are wanted.
+        """
         if not self.report.measurements:
             hint = "`underwatt check --set` on the device measures some."
-            raise StepError(f"No setting of {self.info.name} was measured.", hint=hint)
-        super().run_step(cost, batch_size)
+            raise InputError(f"No setting of {self.info.name} was measured.", hint=hint)
+        try:
+            super().run_step(cost, batch_size)
+        except StepError as exc:
+            text = f"A check knows its own {len(self.report.measurements)} settings and its own load, and no other job."
+            raise InputError(text, hint="Plan with these: `underwatt store import FILE`, then `underwatt plan`.") from exc
         self._worked = True
 
 

@@ -127,7 +127,7 @@ def again(options: RunOptions, words: Sequence[str], folder: Path) -> str:
 
 def stopped(folder: Path, line: str) -> str:
     """What there is to say of a run that was stopped: how it kept its budget so far, and the line that goes on."""
-    said = [f"Go on with: {line}"]
+    said = [f"Go on with: {line}"] if line else []
     with contextlib.suppress(UnderwattError):  # of a full disk, say
         log = read_log(folder / LOG_NAME)
         said.insert(0, "Stopped; the device is as it was." if log.end is not None and log.end.restored else "Stopped.")
