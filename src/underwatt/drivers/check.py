@@ -252,8 +252,11 @@ class CheckedDevice(RecordedDevice):
         try:
             super().run_step(cost, batch_size)
         except StepError as exc:
-            text = f"A check knows its own {len(self.report.measurements)} settings and its own load, and no other job."
-            raise InputError(text, hint="Plan with these: `underwatt store import FILE`, then `underwatt plan`.") from exc
+            file = self.info.address.partition(":")[2]
+            raise InputError(
+                f"The check {file} knows {len(self.report.measurements)} settings of its own load, and no other job.",
+                hint=f"Plan with these: `underwatt store import {file}`, then `underwatt plan`.",
+            ) from exc
         self._worked = True
 
 
