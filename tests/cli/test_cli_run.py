@@ -66,6 +66,18 @@ def failing():
 def broken():
     raise ValueError("no such data")
 
+def forking():
+    import os, sys
+    seen = []
+    def forward(net, batch):
+        seen.append(batch)
+        if len(seen) == 30:
+            if (child := os.fork()) == 0:
+                sys.exit(3)
+            os.waitpid(child, 0)
+        return net(batch[0]), batch[1]
+    return Job(model, data(), target=1.01, batch_sizes=(8,), lr=1e-3, forward=forward)
+
 def talking():
     print("a job that talks")
     def forward(net, batch):
@@ -333,6 +345,13 @@ def test_a_store_that_another_process_holds_is_said(
     other.close()
     assert "locked" in capsys.readouterr().err
     assert len(list(Path("runs").iterdir())) == 1
+
+
+def test_a_child_that_a_job_forks_and_ends_does_not_say_that_the_run_was_stopped() -> None:
+    with start("job.py:forking", *NANO, "--budget", "3W", "--limit", "1600") as process:
+        _, err = process.communicate(timeout=60)
+    assert process.returncode == LIMIT
+    assert "Stopped" not in err
 
 
 def stop(process: subprocess.Popen[str], number: int) -> str:

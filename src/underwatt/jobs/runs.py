@@ -94,8 +94,14 @@ class RunOptions:
 
     def check_folder(self, folder: Path) -> None:
         """Refuse a folder that holds another run."""
-        log = folder / LOG_NAME
-        if not self.resume and log.exists() and log.stat().st_size:  # an empty one is of a run that never began
+        size = 0
+        try:
+            with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+                size = (folder / LOG_NAME).stat().st_size
+        except OSError as exc:  # it may belong to somebody else, or have a name that no disk takes
+            text = f"The folder {folder} cannot be used ({exc.strerror})."
+            raise InputError(text, hint="Name another one with --out.") from exc
+        if size and not self.resume:  # an empty log is of a run that never began
             raise InputError(f"There is a run in {folder} already.", hint="Add --resume, or name another folder.")
 
 
