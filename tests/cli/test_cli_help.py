@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 
@@ -56,3 +57,11 @@ def test_sentences_in_the_list_of_commands_are_whole(capsys: pytest.CaptureFixtu
     assert run("--help") == 0
     listed = " ".join(capsys.readouterr().out.split("Commands:")[1].split())
     assert "interrupt and run again to go on where it stopped." in listed
+
+
+def test_a_terminal_that_knows_no_check_mark_gets_the_rest() -> None:
+    plain = {"PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0", "PYTHONIOENCODING": "latin-1"}
+    command = [sys.executable, "-m", "underwatt", "devices", "-d", "virtual:nano"]
+    shown = subprocess.run(command, env=os.environ | plain, capture_output=True, check=False)
+    assert shown.returncode == 0, shown.stderr
+    assert b" ?   gpu_mhz" in shown.stdout

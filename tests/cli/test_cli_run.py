@@ -477,6 +477,14 @@ def test_the_display_with_and_without_a_terminal(terminal: bool) -> None:
     assert ("\x1b" in console.file.getvalue()) is terminal
 
 
+def test_a_terminal_on_which_nothing_moves_gets_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "dumb")
+    console = Console(file=io.StringIO(), force_terminal=True, width=200)
+    show(console, Watched())
+    assert isinstance(console.file, io.StringIO)
+    assert "3.50 W of 3 W  batch 16  12,000 samples" in console.file.getvalue()
+
+
 @pytest.mark.parametrize("terminal", [True, False])
 def test_a_terminal_that_was_closed_ends_no_training(terminal: bool) -> None:
     class Closed(io.StringIO):

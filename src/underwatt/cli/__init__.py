@@ -5,6 +5,7 @@ Exit codes: 0 done, 1 something went wrong, 2 the command line or a file makes n
 
 from __future__ import annotations
 
+import io
 import sys
 from importlib import import_module
 from typing import Any
@@ -133,6 +134,9 @@ def _root(
 
 def main(arguments: list[str] | None = None) -> None:
     """Run the command line; errors raised on purpose become one sentence and an exit code."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # a terminal that knows no ✓ still gets the rest
     console = Console(stderr=True, highlight=False, soft_wrap=True)
     try:
         app(args=arguments)

@@ -72,7 +72,8 @@ class Display:
     def __init__(self, console: Console) -> None:
         self._console = console
         self._live = Live(console=console, transient=True, auto_refresh=False)
-        self._period_s = PERIOD_S if console.is_terminal else LINE_PERIOD_S
+        self._moves = console.is_terminal and not console.is_dumb_terminal  # on which nothing can move
+        self._period_s = PERIOD_S if self._moves else LINE_PERIOD_S
         self._next = time.monotonic() + self._period_s
         self._score: tuple[float, float | None] | None = None
 
@@ -108,7 +109,7 @@ class Display:
         self._next = now + self._period_s
         line = self._line(pilot)
         with CLOSED_TERMINAL:
-            if self._console.is_terminal:
+            if self._moves:
                 self._live.update(line, refresh=True)
             else:
                 self._console.print(line, soft_wrap=True)
