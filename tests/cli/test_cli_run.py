@@ -24,7 +24,7 @@ from underwatt.drivers.virtual.board_specs import BOARDS
 from underwatt.drivers.virtual.simulated_board import VirtualBoard
 from underwatt.drivers.virtual.sysfs import SysfsBoard
 from underwatt.errors import InputError
-from underwatt.events import BudgetChanged, Measured, Noted, Progressed, Resumed, Scored, SettingChanged, Started
+from underwatt.events import BudgetChanged, Ended, Measured, Noted, Progressed, Resumed, Scored, SettingChanged, Started
 from underwatt.jobs.identity import job_info
 from underwatt.jobs.job_address import load_job
 from underwatt.records import ConvergenceRun, Measurement, PowerMode, Setting
@@ -345,6 +345,19 @@ def test_a_store_that_another_process_holds_is_said(
     other.close()
     assert "locked" in capsys.readouterr().err
     assert len(list(Path("runs").iterdir())) == 1
+
+
+def test_a_log_that_lost_its_end_to_a_full_disk_changes_no_verdict(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    real = RunLog.write
+    lost = lambda log, event: None if isinstance(event, Ended) else real(log, event)  # noqa: E731
+    monkeypatch.setattr(RunLog, "write", lost)
+    assert run("run", "job.py:one_size", *NANO, "--budget", "3W", "--limit", "800") == LIMIT
+    shown = capsys.readouterr()
+    assert "could not be written to its end" in shown.err
+    assert "ended at its limit" in shown.out
+    assert "The device is as it was." in shown.out
 
 
 def test_a_child_that_a_job_forks_and_ends_does_not_say_that_the_run_was_stopped() -> None:
