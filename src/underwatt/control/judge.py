@@ -198,11 +198,12 @@ class Judge:
 class LiveJudge:
     """Judges a run under way by its meter's readings; ``catch_up`` as often as you like."""
 
-    def __init__(self, meter: Meter, begun_s: float, before: Verdict | None = None) -> None:
+    def __init__(self, meter: Meter, begun_s: float, before: Verdict | None = None, elapsed_s: float = 0.0) -> None:
         self._meter, self._begun_s = meter, begun_s
         self._judge = Judge(before)
         newest = meter.newest
-        self._read_s = begun_s if newest is None else newest.at_s
+        # An earlier part, so long, is judged already, and nothing was read while the run was stopped.
+        self._read_s = begun_s + elapsed_s if newest is None else newest.at_s
         self._seconds = Seconds(self._read_s - begun_s)
         self.settling = Settling()  # what is known of the sensor's lag; whoever measures adds to it
         self._why = ""

@@ -158,7 +158,7 @@ class Pilot:
             begun_s=self._begun_s,
             can_pause=self.can_pause,
             waiting=self._say_progress_if_late,
-            judge=before.judge if before else LiveJudge(self.meter, self._begun_s, self._verdict),
+            judge=before.judge if before else LiveJudge(self.meter, self._begun_s, self._verdict, self._elapsed_s),
         )
         controller.energy_before_j = self._energy_j
         self._fast = controller.fast_path
