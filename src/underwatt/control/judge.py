@@ -234,9 +234,10 @@ class LiveJudge:
 
     def catch_up(self) -> None:
         """Take in what was read since the last time."""
-        self._judge.lag_s = self.settling.typical_s
+        self._judge.lag_s = 0.0 if self._meter.counts_joules else self.settling.typical_s
         for reading in self._meter.readings_after(self._read_s):
-            for second in self._seconds.read(reading.at_s - self._begun_s, reading.power_w):
+            power_w = reading.power_w if self._is_peak else reading.mean_w
+            for second in self._seconds.read(reading.at_s - self._begun_s, power_w):
                 self._judge.take(second)
             self._read_s = reading.at_s
 

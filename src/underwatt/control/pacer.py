@@ -13,6 +13,7 @@ the pause that pays for it is still to come: so both are judged where a cycle en
 from __future__ import annotations
 
 import math
+from collections import deque
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
@@ -41,6 +42,7 @@ PAYBACK_CYCLES = 4.0  # but over so many steps with their pauses at least: what 
 EXPECTED_S, OTHER_EXPECTED_S = 1.0, 0.2
 # Shorter pauses are saved up, longer ones taken in pieces: in between somebody may change the budget.
 SHORTEST_PAUSE_S, LONGEST_PAUSE_S = 0.001, 0.25
+COUNTED_PAUSE_S, NEWEST_PAUSES = 0.1, 32  # where the next reading may end it; so many lie after the last one
 LEAST_BUSY, MOSTLY_PAUSED = 0.02, 0.9
 # Idling must draw at least this share less than the budget, or pausing pays nothing back.
 LEAST_RELIEF = 0.02
@@ -60,9 +62,11 @@ class Pacer:
         self._blind_until_s = -math.inf
         self._debt_j = self._settled_j = 0.0  # now, and when the last pause was over
         self._elsewhere_j = 0.0  # of the debt since then, what was drawn by something else than steps
+        self._spared_j = 0.0  # what was not drawn when something else began, and while it goes on: steps make up for it
         self._last: PowerSample | None = None
         self._counted_s = now_s
         self._joules = EnergyIntegrator()
+        self._pauses: deque[tuple[float, float]] = deque(maxlen=NEWEST_PAUSES)
         self._paused_s = self._usual_s = self._steps = 0.0  # not matched with readings yet
         self._busy_from_s = now_s  # when the last pause ended
         self._owed_s = 0.0  # pauses that are due
@@ -126,6 +130,9 @@ class Pacer:
         if not self.can_hold:
             self._owed_s = math.inf  # until other watts hold
             return
+        if self._pays_as_counted:
+            self._owed_s = self._unpaid_s(now_s)
+            return
         share = self._busy_share()
         if share == 1.0:
             self._owed_s, self.at_ease = 0.0, True
@@ -141,14 +148,18 @@ class Pacer:
         """How long to wait now; 0 where the budget is kept."""
         if self._owed_s == math.inf and self._meter.wants_work():
             return 0.0  # what says that nothing holds may be a sensor that is stuck
-        return min(self._owed_s, LONGEST_PAUSE_S) if self._owed_s >= SHORTEST_PAUSE_S else 0.0
+        longest_s = COUNTED_PAUSE_S if self._pays_as_counted else LONGEST_PAUSE_S
+        return min(self._owed_s, longest_s) if self._owed_s >= SHORTEST_PAUSE_S else 0.0
 
     def paused(self, seconds: float, now_s: float) -> None:
         """So long was waited."""
         self._paused_s += seconds
+        self._pauses.append((now_s - seconds, now_s))
         self._owed_s -= seconds
         self._busy_from_s = now_s
         self.take_in()
+        if self._pays_as_counted and self._owed_s < math.inf:
+            self._owed_s = self._unpaid_s(now_s)
 
     def skip(self, now_s: float) -> None:
         """No pause is wanted now."""
@@ -163,12 +174,15 @@ class Pacer:
         It is taken to draw ``busy_w`` until more is known of it, which is kept for the next time.
         """
         self._turn(now_s)
+        self._spared_j, self._debt_j = min(self._debt_j, 0.0), max(self._debt_j, 0.0)
         self._other = self._others.setdefault(what, _StepCost(busy_w, math.nan, OTHER_EXPECTED_S))
 
     def turn_back(self, now_s: float) -> None:
         """There are steps again."""
         self._turn(now_s)
         self._other = None
+        self._debt_j += self._spared_j
+        self._spared_j = 0.0
 
     def forget_others(self) -> None:
         """What is no step draws other watts from now on, as after a change of clocks."""
@@ -185,6 +199,19 @@ class Pacer:
     def _work(self) -> _StepCost | None:
         """What is under way."""
         return self._cost if self._other is None else self._other
+
+    @property
+    def _pays_as_counted(self) -> bool:
+        """Whether pauses end when what was drawn is paid for: pieces of a test are alike in neither time nor joules."""
+        return self._other is not None and self._meter.counts_joules and self._budget_w < math.inf
+
+    def _unpaid_s(self, now_s: float) -> float:
+        """How long waiting takes to pay for all that was drawn, also for what was not read yet."""
+        assert self._other is not None
+        unread_s = max(now_s - self._counted_s, 0.0)
+        paused_s = sum(max(end_s - max(begin_s, self._counted_s), 0.0) for begin_s, end_s in self._pauses)
+        unread_j = self._other.watts(self._idle_w) * (unread_s - paused_s) + self._idle_w * paused_s
+        return max(0.0, self._debt_j + unread_j - self._budget_w * unread_s) / (self._budget_w - self._idle_w)
 
     def _busy_share(self) -> float:
         """The share of the time that steps, or pieces of what is under way instead, may take."""
@@ -252,6 +279,7 @@ class Pacer:
             least_j = -(PAUSING_CREDIT_S if pausing and self._other is None else CREDIT_S) * self._budget_w
             most_s = max(LARGEST_DEBT_S, LARGEST_DEBT * self._payback_s())
             most_j = max(most_s * self._budget_w, self._settled_j + max(self._elsewhere_j, 0.0))
+            self._spared_j += min(self._debt_j - least_j, 0.0) if self._other is not None else 0.0
             self._debt_j = min(max(self._debt_j, least_j), most_j)
         self._settled_j, self._elsewhere_j = self._debt_j, 0.0
 
@@ -278,6 +306,11 @@ class _StepCost:
     def usual_s(self, steps: float, busy_s: float) -> float:
         """How long so many steps usually take, where these took ``busy_s``."""
         return steps * self._step_s if self._step_s > 0 else busy_s
+
+    def watts(self, idle_w: float) -> float:
+        """What work itself draws, pauses left out."""
+        busy_s = self._units * self._unit_s
+        return (self._joules - idle_w * max(self._seconds - busy_s, 0.0)) / busy_s
 
     def learn(self, joules: float, seconds: float, usual_s: float, weight: float) -> None:
         """So many joules in so long a time were read, with steps that usually take so long.

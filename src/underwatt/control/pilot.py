@@ -14,6 +14,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from underwatt import __version__
+from underwatt.budget import Watts
 from underwatt.control.actuator import TEST
 from underwatt.control.controller import Controller
 from underwatt.control.divergence import Losses
@@ -237,6 +238,8 @@ class Pilot:
             trace = self.meter.trace(self._now_s() - PERIOD_S)
         except SensorError:
             return math.nan
+        if len(trace) > 1 and trace.counter_j is not None:
+            return trace.energy_j / float(trace.at_s[-1] - trace.at_s[0])
         return float(trace.power_w.mean()) if len(trace) else math.nan
 
     @property
@@ -393,7 +396,8 @@ class Pilot:
 
     def _log_reading(self, sample: PowerSample) -> None:
         assert self._publisher.log is not None
-        self._publisher.log.power(sample.at_s - self._begun_s, sample.power_w)
+        power_w = sample.power_w if self._live.budget.watts is Watts.PEAK else sample.mean_w
+        self._publisher.log.power(sample.at_s - self._begun_s, power_w)
         controller = self._controller
         if controller is not None and controller.setting is not None and self._publisher.is_progress_due(sample.at_s):
             self._say_progress()
