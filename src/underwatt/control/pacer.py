@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 
 from underwatt.measure.meter import EnergyIntegrator
 from underwatt.measure.steady import SENSOR_LAG_S
+from underwatt.planning.problem import DEFAULT_WINDOW_S
 
 if TYPE_CHECKING:
     from underwatt.measure.meter import Meter
@@ -29,7 +30,8 @@ if TYPE_CHECKING:
 # up for, but only by so small a share above the budget that no window notices.
 CREDIT_S, PAUSING_CREDIT_S, LARGEST_DEBT_S = 0.02, 1.0, 0.3
 LARGEST_DEBT = 0.1  # or so much of the time over which it is paid back, where that is long
-MADE_UP = 0.012
+MADE_UP = 0.01
+UNNOTICED = 0.003  # of what a window allows: a slow step's time may be made up for at once as far as that
 FORGIVEN_S = 0.1  # the debt that is left after a measurement that drew too much
 # Where steps as such keep the budget, a debt below this is left alone: readings are noisy.
 SLACK_S = 0.02
@@ -39,7 +41,7 @@ COUNTED_S, READ_S = 0.6, 3.0
 LEARNED_SLOWER, LEARNED_STEPS = 2.5, 4.0
 PAYBACK_CYCLES = 4.0  # but over so many steps with their pauses at least: what is read of one step is read in the next
 # What is expected of steps weighs as much as so long a time of steps that were read; of what is no step less is known.
-EXPECTED_S, OTHER_EXPECTED_S = 1.0, 0.2
+EXPECTED_S, GUESSED_S, OTHER_EXPECTED_S = 1.0, 0.2, 0.2
 # Shorter pauses are saved up, longer ones taken in pieces: in between somebody may change the budget.
 SHORTEST_PAUSE_S, LONGEST_PAUSE_S = 0.001, 0.25
 COUNTED_PAUSE_S, NEWEST_PAUSES = 0.1, 32  # where the next reading may end it; so many lie after the last one
@@ -98,7 +100,9 @@ class Pacer:
 
     def expect(self, busy_w: float | None, step_s: float = math.nan, blind_until_s: float = -math.inf) -> None:
         """Steps draw so many watts for so long from now on; until a moment, readings still tell of what was before."""
-        self._cost = None if busy_w is None else _StepCost(busy_w, step_s)
+        # What was not measured is a guess, and a counter soon knows better.
+        weighs_s = GUESSED_S if self._meter.counts_joules and not step_s > 0 else EXPECTED_S
+        self._cost = None if busy_w is None else _StepCost(busy_w, step_s, weighs_s)
         self._blind_until_s = blind_until_s if busy_w is not None else -math.inf
         self._usual_s = self._steps = self._cycle_s = 0.0
         if self._budget_w < math.inf:
@@ -138,8 +142,8 @@ class Pacer:
             self._owed_s, self.at_ease = 0.0, True
             return
         self._cycle_s = usual_s / share / steps
-        # A slow step is made up for by the next ones, but no more than one.
-        self._owed_s = max(self._owed_s + usual_s / share - busy_s, -usual_s)
+        # A slow step is made up for by the next ones, but no more than one, and than a window would notice.
+        self._owed_s = max(self._owed_s + usual_s / share - busy_s, -min(usual_s, self._unnoticed_s()))
         if self._has_fallen:
             self._has_fallen = False
             self._owed_s += (usual_s / share - usual_s) / steps
@@ -221,6 +225,11 @@ class Pacer:
             return 1.0
         # With steps that keep the budget as they are, there is nothing but the debt to pause for.
         return min(1.0, max(share * (1 - max(debt_s / self._payback_s(), -MADE_UP)), LEAST_BUSY))
+
+    def _unnoticed_s(self) -> float:
+        """Steps that come so much too early draw no more than an unnoticed share of a window too much in it."""
+        over_w = self._work.watts(self._idle_w) - self._budget_w if self._work is not None else 0.0
+        return UNNOTICED * DEFAULT_WINDOW_S * self._budget_w / over_w if over_w > 0 else math.inf
 
     def _payback_s(self) -> float:
         return max(self._lag_s(), PAYBACK_CYCLES * self._cycle_s)
