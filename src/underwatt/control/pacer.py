@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 # Bounds of the debt, as seconds of the budget. What was not drawn is no credit to speak of: the budget of one second is
 # not saved for a later one. And what steps drew too much long ago is over. Where there are pauses, a stall may be made
 # up for, but only by so small a share above the budget that no window notices.
-CREDIT_S, PAUSING_CREDIT_S, LARGEST_DEBT_S = 0.02, 1.0, 0.3
+CREDIT_S, COUNTED_CREDIT_S, PAUSING_CREDIT_S, LARGEST_DEBT_S = 0.02, 0.05, 1.0, 0.3
 LARGEST_DEBT = 0.1  # or so much of the time over which it is paid back, where that is long
 MADE_UP = 0.01
 UNNOTICED = 0.003  # of what a window allows: a slow step's time may be made up for at once as far as that
@@ -44,6 +44,7 @@ PAYBACK_CYCLES = 4.0  # but over so many steps with their pauses at least: what 
 EXPECTED_S, GUESSED_S, OTHER_EXPECTED_S = 1.0, 0.2, 0.2
 # Shorter pauses are saved up, longer ones taken in pieces: in between somebody may change the budget.
 SHORTEST_PAUSE_S, LONGEST_PAUSE_S = 0.001, 0.25
+COUNTED_STEP_S = 0.5
 COUNTED_PAUSE_S, NEWEST_PAUSES = 0.1, 32  # where the next reading may end it; so many lie after the last one
 LEAST_BUSY, MOSTLY_PAUSED = 0.02, 0.9
 # Idling must draw at least this share less than the budget, or pausing pays nothing back.
@@ -74,6 +75,7 @@ class Pacer:
         self._owed_s = 0.0  # pauses that are due
         # Steps that came often are rare now: the next one is paid for before it, or the window since the fall is above.
         self._has_fallen = False
+        self._paid_s = now_s  # when the last step ended
         self._cycle_s = 0.0  # what a step and its pause take
         self.at_ease = False  # whether the last step was followed by no pause, and none is due
         self.short_s = 0.0  # how long pauses have drawn more than the budget
@@ -134,10 +136,12 @@ class Pacer:
         if not self.can_hold:
             self._owed_s = math.inf  # until other watts hold
             return
-        if self._pays_as_counted:
-            self._owed_s = self._unpaid_s(now_s)
-            return
         share = self._busy_share()
+        if self._pays_as_counted:
+            self._make_up(now_s)
+            self._owed_s = self._unpaid_s(now_s)
+            self.at_ease = share == 1.0 and self._owed_s == 0.0 and self._other is None
+            return
         if share == 1.0:
             self._owed_s, self.at_ease = 0.0, True
             return
@@ -178,15 +182,17 @@ class Pacer:
         It is taken to draw ``busy_w`` until more is known of it, which is kept for the next time.
         """
         self._turn(now_s)
-        self._spared_j, self._debt_j = min(self._debt_j, 0.0), max(self._debt_j, 0.0)
+        self._spared_j += min(self._debt_j, 0.0)
+        self._debt_j = max(self._debt_j, 0.0)
         self._other = self._others.setdefault(what, _StepCost(busy_w, math.nan, OTHER_EXPECTED_S))
 
     def turn_back(self, now_s: float) -> None:
         """There are steps again."""
         self._turn(now_s)
         self._other = None
-        self._debt_j += self._spared_j
-        self._spared_j = 0.0
+        if not self._pays_as_counted:
+            self._debt_j += self._spared_j
+            self._spared_j = 0.0
 
     def forget_others(self) -> None:
         """What is no step draws other watts from now on, as after a change of clocks."""
@@ -206,15 +212,30 @@ class Pacer:
 
     @property
     def _pays_as_counted(self) -> bool:
-        """Whether pauses end when what was drawn is paid for: pieces of a test are alike in neither time nor joules."""
-        return self._other is not None and self._meter.counts_joules and self._budget_w < math.inf
+        """Whether pauses end when what was drawn is paid for.
+
+        So it is where joules are counted, and no beat would suit: pieces of a test are alike in neither time nor
+        joules, steps that were not measured are a guess, and long ones are read while they go on.
+        """
+        if not self._meter.counts_joules or self._budget_w == math.inf:
+            return False
+        return self._other is not None or (self._cost is not None and not 0 < self._cost.step_s < COUNTED_STEP_S)
+
+    def _make_up(self, now_s: float) -> None:
+        """Have steps that are paid for as counted make up for what was not drawn, by an unnoticed share."""
+        if self._other is None:
+            usual_j = MADE_UP * self._budget_w * max(now_s - self._paid_s, 0.0)
+            made_up_j = min(-self._spared_j, usual_j)
+            self._spared_j, self._debt_j = self._spared_j + made_up_j, self._debt_j - made_up_j
+            self._has_fallen = False
+        self._paid_s = now_s
 
     def _unpaid_s(self, now_s: float) -> float:
         """How long waiting takes to pay for all that was drawn, also for what was not read yet."""
-        assert self._other is not None
+        assert self._work is not None
         unread_s = max(now_s - self._counted_s, 0.0)
         paused_s = sum(max(end_s - max(begin_s, self._counted_s), 0.0) for begin_s, end_s in self._pauses)
-        unread_j = self._other.watts(self._idle_w) * (unread_s - paused_s) + self._idle_w * paused_s
+        unread_j = self._work.watts(self._idle_w) * (unread_s - paused_s) + self._idle_w * paused_s
         return max(0.0, self._debt_j + unread_j - self._budget_w * unread_s) / (self._budget_w - self._idle_w)
 
     def _busy_share(self) -> float:
@@ -285,10 +306,13 @@ class Pacer:
             cost.fold()
         if self._budget_w < math.inf:
             pausing = cost is not None and cost.share(self._budget_w, self._idle_w) < 1
-            least_j = -(PAUSING_CREDIT_S if pausing and self._other is None else CREDIT_S) * self._budget_w
+            credit_s = PAUSING_CREDIT_S if pausing else CREDIT_S
+            least_j = -(COUNTED_CREDIT_S if self._pays_as_counted else credit_s) * self._budget_w
             most_s = max(LARGEST_DEBT_S, LARGEST_DEBT * self._payback_s())
             most_j = max(most_s * self._budget_w, self._settled_j + max(self._elsewhere_j, 0.0))
-            self._spared_j += min(self._debt_j - least_j, 0.0) if self._other is not None else 0.0
+            if self._pays_as_counted:
+                most_spared_j = PAUSING_CREDIT_S * self._budget_w
+                self._spared_j = max(self._spared_j + min(self._debt_j - least_j, 0.0), -most_spared_j)
             self._debt_j = min(max(self._debt_j, least_j), most_j)
         self._settled_j, self._elsewhere_j = self._debt_j, 0.0
 
@@ -305,7 +329,7 @@ class _StepCost:
     """
 
     def __init__(self, busy_w: float, step_s: float, expected_s: float = EXPECTED_S) -> None:
-        self.busy_w, self._step_s = busy_w, step_s
+        self.busy_w, self.step_s = busy_w, step_s
         self._unit_s = step_s if step_s > 0 else 1.0
         self._units = max(1.0, expected_s / self._unit_s) if step_s > 0 else expected_s
         self._seconds = self._units * self._unit_s  # pauses included
@@ -314,7 +338,7 @@ class _StepCost:
 
     def usual_s(self, steps: float, busy_s: float) -> float:
         """How long so many steps usually take, where these took ``busy_s``."""
-        return steps * self._step_s if self._step_s > 0 else busy_s
+        return steps * self.step_s if self.step_s > 0 else busy_s
 
     def watts(self, idle_w: float) -> float:
         """What work itself draws, pauses left out."""
