@@ -105,7 +105,8 @@ class Pacer:
         # What was not measured is a guess, and a counter soon knows better.
         weighs_s = GUESSED_S if self._meter.counts_joules and not step_s > 0 else EXPECTED_S
         self._cost = None if busy_w is None else _StepCost(busy_w, step_s, weighs_s)
-        self._blind_until_s = blind_until_s if busy_w is not None else -math.inf
+        is_shown = busy_w is None or self._meter.counts_joules  # a counter lags behind nothing
+        self._blind_until_s = -math.inf if is_shown else blind_until_s
         self._usual_s = self._steps = self._cycle_s = 0.0
         if self._budget_w < math.inf:
             self._debt_j = max(self._debt_j, -CREDIT_S * self._budget_w)
