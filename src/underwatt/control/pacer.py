@@ -91,6 +91,8 @@ class Pacer:
 
     def set_budget(self, power_w: float, idle_w: float) -> None:
         """Hold other watts from now on; a pause is expected to draw ``idle_w``."""
+        if self._meter.counts_joules:
+            self.take_in()  # what was drawn so far was drawn under the other watts
         due_j = self._owed_s * (self._budget_w - self._idle_w) if self._owes else 0.0
         self._has_fallen = self._has_fallen or power_w < self._budget_w < math.inf
         self._budget_w, self._idle_w = power_w, idle_w
