@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 # up for, but only by so small a share above the budget that no window notices.
 CREDIT_S, COUNTED_CREDIT_S, PAUSING_CREDIT_S, LARGEST_DEBT_S = 0.02, 0.05, 1.0, 0.3
 LARGEST_DEBT = 0.1  # or so much of the time over which it is paid back, where that is long
-MADE_UP = 0.01
+MADE_UP = 0.012
 UNNOTICED = 0.003  # of what a window allows: a slow step's time may be made up for at once as far as that
 FORGIVEN_S = 0.1  # the debt that is left after a measurement that drew too much
 # Where steps as such keep the budget, a debt below this is left alone: readings are noisy.
@@ -316,6 +316,7 @@ class Pacer:
             if self._pays_as_counted:
                 most_spared_j = PAUSING_CREDIT_S * self._budget_w
                 self._spared_j = max(self._spared_j + min(self._debt_j - least_j, 0.0), -most_spared_j)
+                most_j = math.inf  # the next pause pays for it
             self._debt_j = min(max(self._debt_j, least_j), most_j)
         self._settled_j, self._elsewhere_j = self._debt_j, 0.0
 
