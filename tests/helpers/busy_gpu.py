@@ -128,7 +128,7 @@ class BusyGpu(FakeNvml):
         rare_s = self._chance.choice((0.02, 0.03, 0.05) if chance < 0.999 else (0.1, 0.4))
         self.clock.sleep(usual_s if chance < 0.99 else rare_s)
 
-    def nvmlDeviceGetTotalEnergyConsumption(self, _: str) -> int:  # noqa: N802
+    def nvmlDeviceGetTotalEnergyConsumption(self, _: str) -> int:
         self.clock.sleep(0.0025)
         counted_j, moved = self._counted_j, self._moved
         if self.busy and moved != getattr(self, "_seen", None) and self._chance.random() < 0.5:
@@ -137,7 +137,7 @@ class BusyGpu(FakeNvml):
         self._wait()
         return round(1000 * counted_j)
 
-    def nvmlDeviceGetFieldValues(self, _: str, fields: list[int]) -> list[Any]:  # noqa: N802
+    def nvmlDeviceGetFieldValues(self, _: str, fields: list[int]) -> list[Any]:
         self.power_mw = round(1000 * self.drawn_w)
         found = super().nvmlDeviceGetFieldValues(_, fields)
         self._wait()

@@ -185,8 +185,9 @@ class Pacer:
         It is taken to draw ``busy_w`` until more is known of it, which is kept for the next time.
         """
         self._turn(now_s)
-        self._spared_j += min(self._debt_j, 0.0)
-        self._debt_j = max(self._debt_j, 0.0)
+        if self._meter.counts_joules:
+            self._spared_j += min(self._debt_j, 0.0)
+            self._debt_j = max(self._debt_j, 0.0)
         self._other = self._others.setdefault(what, _StepCost(busy_w, math.nan, OTHER_EXPECTED_S))
 
     def turn_back(self, now_s: float) -> None:
@@ -252,7 +253,9 @@ class Pacer:
 
     def _unnoticed_s(self) -> float:
         """Steps that come so much too early draw no more than an unnoticed share of a window too much in it."""
-        over_w = self._work.watts(self._idle_w) - self._budget_w if self._work is not None else 0.0
+        if self._work is None or not self._meter.counts_joules:
+            return math.inf
+        over_w = self._work.watts(self._idle_w) - self._budget_w
         return UNNOTICED * DEFAULT_WINDOW_S * self._budget_w / over_w if over_w > 0 else math.inf
 
     def _payback_s(self) -> float:

@@ -33,7 +33,7 @@ _CAP_SYS_ADMIN_BIT = 21
 _LIMIT_STEPS = 20
 _PLAUSIBLE_W = 5000.0
 # Cards count joules in steps of up to a tenth of a second: a look each so often, for so long, sees one.
-_COUNTER_LOOK_S, _COUNTER_WAIT_S, _COUNTER_LATE_S = 0.004, 0.22, 0.8
+_COUNTER_LOOK_S, _COUNTER_WAIT_S, _COUNTER_LATE_S = 0.004, 0.22, 0.5
 # Where the last look was longer ago, because another thread had the interpreter, nobody saw when the counter moved.
 _SURE_S = 0.03
 # Data-centre cards move it on a beat of their own (an H200 within 5 ms in two minutes): after so many moves on it the
