@@ -2,9 +2,9 @@
 
 Mean watts: the mean over the budget's own window (5 s where it names none), or over five steps where those take
 longer (but at most a minute), may be above the budget by 2% for at most 1% of the time. Where joules are counted, steps
-that are so long are judged with the pauses after them, five at a time and nothing cut off. A sensor lags, so that it shows
-a load that came or went too late, and less of a brief one: as its lag is known by and by, what it has yet to show is
-added to the mean. Peak watts: no reading may be above them; after a fall, what still shows the watts of before is
+that are so long are judged with the pauses after them, five at a time and nothing cut off. Another sensor lags, so that
+it shows a load that came or went too late, and less of a brief one: as its lag is known by and by, what it has yet to
+show is added to the mean. Peak watts: no reading may be above them; after a fall, what still shows the watts of before is
 excused while the lag lasts.
 """
 
@@ -142,9 +142,9 @@ class Judge:
 
     def step_begins(self, at_s: float) -> None:
         """A step begins, the pause before it is over, and all seconds until then were taken."""
-        is_long = self.has_long_steps(at_s)
         self._begins_s.append(at_s)
-        if not is_long or not self._window or math.isinf(self._bound.power_w) or len(self._begins_s) <= WINDOW_STEPS:
+        is_whole = len(self._begins_s) > WINDOW_STEPS and bool(self._window)
+        if not is_whole or not self.has_long_steps(at_s) or math.isinf(self._bound.power_w):
             return
         end_s = self._window[-1][0].end_s
         over = self._over_mean(max(self._begins_s[0], end_s - LONGEST_WINDOW_S), end_s)
@@ -173,10 +173,11 @@ class Judge:
         if self.has_long_steps(second.end_s):
             self._unjudged_s = second.begin_s if self._unjudged_s is None else self._unjudged_s
             return
-        over, self._unjudged_s = self._over(second), None
+        over = self._over(second)
         if over is not None:
             self.over = over
-            self._count(second.begin_s, second.end_s, over)
+            self._count(second.begin_s if self._unjudged_s is None else self._unjudged_s, second.end_s, over)
+            self._unjudged_s = None
 
     def _over(self, second: Second) -> float | None:
         """How far this second, or the window that it ends, lies above the budget; ``None`` before a window is full."""
