@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING
 
 from underwatt.measure.meter import EnergyIntegrator
 from underwatt.measure.steady import SENSOR_LAG_S
-from underwatt.planning.problem import DEFAULT_WINDOW_S
 
 if TYPE_CHECKING:
     from underwatt.measure.meter import Meter
@@ -28,10 +27,9 @@ if TYPE_CHECKING:
 # Bounds of the debt, as seconds of the budget. What was not drawn is no credit to speak of: the budget of one second is
 # not saved for a later one. And what steps drew too much long ago is over. Where there are pauses, a stall may be made
 # up for, but only by so small a share above the budget that no window notices.
-CREDIT_S, COUNTED_CREDIT_S, PAUSING_CREDIT_S, LARGEST_DEBT_S = 0.02, 0.05, 1.0, 0.3
+CREDIT_S, COUNTED_CREDIT_S, PAUSING_CREDIT_S, LARGEST_DEBT_S = 0.02, 0.04, 1.0, 0.3
 LARGEST_DEBT = 0.1  # or so much of the time over which it is paid back, where that is long
-MADE_UP = 0.012
-UNNOTICED = 0.003  # of what a window allows: a slow step's time may be made up for at once as far as that
+MADE_UP, COUNTED_MADE_UP = 0.012, 0.008
 FORGIVEN_S = 0.1  # the debt that is left after a measurement that drew too much
 # Where steps as such keep the budget, a debt below this is left alone: readings are noisy.
 SLACK_S = 0.02
@@ -44,7 +42,6 @@ PAYBACK_CYCLES = 4.0  # but over so many steps with their pauses at least: what 
 EXPECTED_S, GUESSED_S, OTHER_EXPECTED_S = 1.0, 0.2, 0.2
 # Shorter pauses are saved up, longer ones taken in pieces: in between somebody may change the budget.
 SHORTEST_PAUSE_S, LONGEST_PAUSE_S = 0.001, 0.25
-COUNTED_STEP_S = 0.5
 COUNTED_PAUSE_S, NEWEST_PAUSES = 0.1, 32  # where the next reading may end it; so many lie after the last one
 LEAST_BUSY, MOSTLY_PAUSED = 0.02, 0.9
 # Idling must draw at least this share less than the budget, or pausing pays nothing back.
@@ -65,6 +62,8 @@ class Pacer:
         self._blind_until_s = -math.inf
         self._debt_j = self._settled_j = 0.0  # now, and when the last pause was over
         self._elsewhere_j = 0.0  # of the debt since then, what was drawn by something else than steps
+        self._before_w, self._changed_s = math.inf, -math.inf  # the watts before, and the last reading under them
+        self._due_j = 0.0  # when the last step ended
         self._spared_j = 0.0  # what was not drawn when something else began, and while it goes on: steps make up for it
         self._last: PowerSample | None = None
         self._counted_s = now_s
@@ -91,8 +90,8 @@ class Pacer:
 
     def set_budget(self, power_w: float, idle_w: float) -> None:
         """Hold other watts from now on; a pause is expected to draw ``idle_w``."""
-        if self._meter.counts_joules:
-            self.take_in()  # what was drawn so far was drawn under the other watts
+        if power_w != self._budget_w < math.inf and self._meter.newest is not None:
+            self._before_w, self._changed_s = self._budget_w, self._meter.newest.at_s
         due_j = self._owed_s * (self._budget_w - self._idle_w) if self._owes else 0.0
         self._has_fallen = self._has_fallen or power_w < self._budget_w < math.inf
         self._budget_w, self._idle_w = power_w, idle_w
@@ -143,14 +142,15 @@ class Pacer:
         if self._pays_as_counted:
             self._make_up(now_s)
             self._owed_s = self._unpaid_s(now_s)
+            self._due_j = max(self._owed_s * (self._budget_w - self._idle_w), LARGEST_DEBT_S * self._budget_w)
             self.at_ease = share == 1.0 and self._owed_s == 0.0 and self._other is None
             return
         if share == 1.0:
             self._owed_s, self.at_ease = 0.0, True
             return
         self._cycle_s = usual_s / share / steps
-        # A slow step is made up for by the next ones, but no more than one, and than a window would notice.
-        self._owed_s = max(self._owed_s + usual_s / share - busy_s, -min(usual_s, self._unnoticed_s()))
+        # A slow step is made up for by the next ones, but no more than one.
+        self._owed_s = max(self._owed_s + usual_s / share - busy_s, -usual_s)
         if self._has_fallen:
             self._has_fallen = False
             self._owed_s += (usual_s / share - usual_s) / steps
@@ -170,12 +170,15 @@ class Pacer:
         self._busy_from_s = now_s
         self.take_in()
         if self._pays_as_counted and self._owed_s < math.inf:
+            self._debt_j = min(self._debt_j, self._due_j)  # what draws too much in a pause is no step
             self._owed_s = self._unpaid_s(now_s)
 
     def skip(self, now_s: float) -> None:
         """No pause is wanted now."""
         self._end_cycle()
         self.take_in()
+        if self._pays_as_counted:
+            self._debt_j = min(self._debt_j, LARGEST_DEBT_S * self._budget_w)
         self._owed_s = 0.0
         self._busy_from_s = now_s
 
@@ -218,17 +221,17 @@ class Pacer:
     def _pays_as_counted(self) -> bool:
         """Whether pauses end when what was drawn is paid for.
 
-        So it is where joules are counted, and no beat would suit: pieces of a test are alike in neither time nor
-        joules, steps that were not measured are a guess, and long ones are read while they go on.
+        So it is where joules are counted: no beat suits pieces of a test, which are alike in neither time nor joules,
+        nor steps that were not measured, nor those of a busy machine.
         """
         if not self._meter.counts_joules or self._budget_w == math.inf:
             return False
-        return self._other is not None or (self._cost is not None and not 0 < self._cost.step_s < COUNTED_STEP_S)
+        return self._work is not None
 
     def _make_up(self, now_s: float) -> None:
         """Have steps that are paid for as counted make up for what was not drawn, by an unnoticed share."""
         if self._other is None:
-            usual_j = MADE_UP * self._budget_w * max(now_s - self._paid_s, 0.0)
+            usual_j = COUNTED_MADE_UP * self._budget_w * max(now_s - self._paid_s, 0.0)
             made_up_j = min(-self._spared_j, usual_j)
             self._spared_j, self._debt_j = self._spared_j + made_up_j, self._debt_j - made_up_j
             self._has_fallen = False
@@ -250,13 +253,6 @@ class Pacer:
             return 1.0
         # With steps that keep the budget as they are, there is nothing but the debt to pause for.
         return min(1.0, max(share * (1 - max(debt_s / self._payback_s(), -MADE_UP)), LEAST_BUSY))
-
-    def _unnoticed_s(self) -> float:
-        """Steps that come so much too early draw no more than an unnoticed share of a window too much in it."""
-        if self._work is None or not self._meter.counts_joules:
-            return math.inf
-        over_w = self._work.watts(self._idle_w) - self._budget_w
-        return UNNOTICED * DEFAULT_WINDOW_S * self._budget_w / over_w if over_w > 0 else math.inf
 
     def _payback_s(self) -> float:
         return max(self._lag_s(), PAYBACK_CYCLES * self._cycle_s)
@@ -301,7 +297,8 @@ class Pacer:
                 # Where steps are long, some of them must be seen before the earlier ones are forgotten.
                 weight = min(seconds / (LEARNED_SLOWER * self._lag_s()), steps / LEARNED_STEPS)
                 cost.learn(drawn_j, seconds, usual_s, weight)
-        over_j = drawn_j - self._budget_w * seconds
+        is_before = self._meter.counts_joules and after.at_s <= self._changed_s
+        over_j = drawn_j - (self._before_w if is_before else self._budget_w) * seconds
         self._debt_j += over_j
         self._elsewhere_j += over_j if is_blurred or self._other is not None else 0.0
 
