@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 # Bounds of the debt, as seconds of the budget. What was not drawn is no credit to speak of: the budget of one second is
 # not saved for a later one. And what steps drew too much long ago is over. Where there are pauses, a stall may be made
 # up for, but only by so small a share above the budget that no window notices.
-CREDIT_S, COUNTED_CREDIT_S, PAUSING_CREDIT_S, LARGEST_DEBT_S = 0.02, 0.04, 1.0, 0.3
+CREDIT_S, COUNTED_CREDIT_S, PAUSING_CREDIT_S, LARGEST_DEBT_S = 0.02, 0.03, 1.0, 0.3
 LARGEST_DEBT = 0.1  # or so much of the time over which it is paid back, where that is long
 MADE_UP, COUNTED_MADE_UP = 0.012, 0.008
 FORGIVEN_S = 0.1  # the debt that is left after a measurement that drew too much
@@ -140,7 +140,7 @@ class Pacer:
             return
         share = self._busy_share()
         if self._pays_as_counted:
-            self._make_up(now_s)
+            self._settle(now_s)
             self._owed_s = self._unpaid_s(now_s)
             self._due_j = max(self._owed_s * (self._budget_w - self._idle_w), LARGEST_DEBT_S * self._budget_w)
             self.at_ease = share == 1.0 and self._owed_s == 0.0 and self._other is None
@@ -228,22 +228,29 @@ class Pacer:
             return False
         return self._work is not None
 
-    def _make_up(self, now_s: float) -> None:
-        """Have steps that are paid for as counted make up for what was not drawn, by an unnoticed share."""
+    def _settle(self, now_s: float) -> None:
+        """Set aside what was not drawn; steps make up for it later, by a share that no window notices."""
+        least_j, most_spared_j = -COUNTED_CREDIT_S * self._budget_w, PAUSING_CREDIT_S * self._budget_w
+        spared_j = min(self._unpaid_j(now_s) - least_j, 0.0)
         if self._other is None:
             usual_j = COUNTED_MADE_UP * self._budget_w * max(now_s - self._paid_s, 0.0)
-            made_up_j = min(-self._spared_j, usual_j)
-            self._spared_j, self._debt_j = self._spared_j + made_up_j, self._debt_j - made_up_j
+            spared_j += min(-self._spared_j, usual_j)
             self._has_fallen = False
+        self._debt_j -= spared_j
+        self._spared_j = max(self._spared_j + spared_j, -most_spared_j)
         self._paid_s = now_s
 
-    def _unpaid_s(self, now_s: float) -> float:
-        """How long waiting takes to pay for all that was drawn, also for what was not read yet."""
+    def _unpaid_j(self, now_s: float) -> float:
+        """The debt, with what was not read yet."""
         assert self._work is not None
         unread_s = max(now_s - self._counted_s, 0.0)
         paused_s = sum(max(end_s - max(begin_s, self._counted_s), 0.0) for begin_s, end_s in self._pauses)
         unread_j = self._work.watts(self._idle_w) * (unread_s - paused_s) + self._idle_w * paused_s
-        return max(0.0, self._debt_j + unread_j - self._budget_w * unread_s) / (self._budget_w - self._idle_w)
+        return self._debt_j + unread_j - self._budget_w * unread_s
+
+    def _unpaid_s(self, now_s: float) -> float:
+        """How long waiting takes to pay for all that was drawn."""
+        return max(0.0, self._unpaid_j(now_s)) / (self._budget_w - self._idle_w)
 
     def _busy_share(self) -> float:
         """The share of the time that steps, or pieces of what is under way instead, may take."""
@@ -307,16 +314,11 @@ class Pacer:
         cost = self._work
         if cost is not None:
             cost.fold()
-        if self._budget_w < math.inf:
+        if self._budget_w < math.inf and not self._pays_as_counted:
             pausing = cost is not None and cost.share(self._budget_w, self._idle_w) < 1
-            credit_s = PAUSING_CREDIT_S if pausing else CREDIT_S
-            least_j = -(COUNTED_CREDIT_S if self._pays_as_counted else credit_s) * self._budget_w
+            least_j = -(PAUSING_CREDIT_S if pausing and self._other is None else CREDIT_S) * self._budget_w
             most_s = max(LARGEST_DEBT_S, LARGEST_DEBT * self._payback_s())
             most_j = max(most_s * self._budget_w, self._settled_j + max(self._elsewhere_j, 0.0))
-            if self._pays_as_counted:
-                most_spared_j = PAUSING_CREDIT_S * self._budget_w
-                self._spared_j = max(self._spared_j + min(self._debt_j - least_j, 0.0), -most_spared_j)
-                most_j = math.inf  # the next pause pays for it
             self._debt_j = min(max(self._debt_j, least_j), most_j)
         self._settled_j, self._elsewhere_j = self._debt_j, 0.0
 
