@@ -8,6 +8,7 @@ now and then another thread has the interpreter for a tenth of a second.
 
 from __future__ import annotations
 
+import contextlib
 import random
 import threading
 from typing import TYPE_CHECKING, Any
@@ -44,7 +45,7 @@ class SharedClock:
         self._pass_on()
         woken.wait()
         if mine != self._main and threading.current_thread().stopped:  # type: ignore[attr-defined]
-            raise SystemExit
+            raise _Ended
 
     def _timers(self) -> set[int | None]:
         return {thread.ident for thread in threading.enumerate() if isinstance(thread, _Timer) and thread.clock is self}
@@ -65,6 +66,10 @@ class SharedClock:
         return timer
 
 
+class _Ended(BaseException):
+    """The timer was cancelled in the middle of a reading."""
+
+
 class _Timer(threading.Thread):
     def __init__(self, clock: SharedClock, period_s: float, call: Callable[[], None]) -> None:
         super().__init__(daemon=True)
@@ -83,11 +88,12 @@ class _Timer(threading.Thread):
         self._ready.set()
         first.wait()
         due_s = clock.now_s()
-        while not self.stopped:
-            self._call()
-            now_s = clock.now_s()
-            due_s = max(due_s + self._period_s, now_s - self._period_s)
-            clock.sleep(due_s - now_s)
+        with contextlib.suppress(_Ended):
+            while not self.stopped:
+                self._call()
+                now_s = clock.now_s()
+                due_s = max(due_s + self._period_s, now_s - self._period_s)
+                clock.sleep(due_s - now_s)
 
     def cancel(self) -> bool:
         self.stopped = True
@@ -106,15 +112,14 @@ class BusyGpu(FakeNvml):
         self.drawn_w, self.drawn_j = IDLE_W, 0.0  # now, and in all
         self._chance = random.Random(seed)
         self._lived_s = clock.now_s()
-        self._counted_j, self._moved = 0.0, 0  # of the counter, at its last move
-        self.moves: list[tuple[float, float]] = []
+        self._counted_j, self._told_j = 0.0, -1.0  # of the counter, at its last move, and as it was last told
+        self.moves: list[tuple[float, float]] = []  # when it moved, and joules
         clock.lived.append(self._live)
 
     def _live(self, until_s: float) -> None:
         while (move_s := PHASE_S + BEAT_S * (1 + int((self._lived_s - PHASE_S) / BEAT_S + 1e-9))) <= until_s:
             self.drawn_j += self.drawn_w * (move_s - self._lived_s)
             self._lived_s, self._counted_j = move_s, self.drawn_j
-            self._moved += 1
             self.moves.append((move_s, self.drawn_j))
         self.drawn_j += self.drawn_w * (until_s - self._lived_s)
         self._lived_s = until_s
@@ -130,15 +135,14 @@ class BusyGpu(FakeNvml):
 
     def nvmlDeviceGetTotalEnergyConsumption(self, _: str) -> int:
         self.clock.sleep(0.0025)
-        counted_j, moved = self._counted_j, self._moved
-        if self.busy and moved != getattr(self, "_seen", None) and self._chance.random() < 0.5:
-            self.clock.sleep(0.012)  # the driver is asked by somebody else too, whenever there is news
-        self._seen = moved
+        counted_j = self._counted_j
+        if self.busy and counted_j != self._told_j and self._chance.random() < 0.5:
+            self.clock.sleep(0.012)  # somebody else asks the driver too, whenever there is news
+        self._told_j = counted_j
         self._wait()
         return round(1000 * counted_j)
 
     def nvmlDeviceGetFieldValues(self, _: str, fields: list[int]) -> list[Any]:
         self.power_mw = round(1000 * self.drawn_w)
-        found = super().nvmlDeviceGetFieldValues(_, fields)
         self._wait()
-        return found
+        return super().nvmlDeviceGetFieldValues(_, fields)

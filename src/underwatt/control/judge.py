@@ -4,8 +4,8 @@ Mean watts: the mean over the budget's own window (5 s where it names none), or 
 longer (but at most a minute), may be above the budget by 2% for at most 1% of the time. Where joules are counted, steps
 that are so long are judged with the pauses after them, five at a time and nothing cut off. Another sensor lags, so that
 it shows a load that came or went too late, and less of a brief one: as its lag is known by and by, what it has yet to
-show is added to the mean. Peak watts: no reading may be above them; after a fall, what still shows the watts of before is
-excused while the lag lasts.
+show is added to the mean. Peak watts: no reading may be above them; after a fall, what still shows the watts of before
+is excused while the lag lasts.
 """
 
 from __future__ import annotations

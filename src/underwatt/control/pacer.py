@@ -1,6 +1,9 @@
 """Pauses between steps that hold the mean power at the budget: a closed loop on the joules that were measured.
 
-A step costs so many joules beyond what waiting draws, however long it takes: where a CPU hands work to a GPU, its time
+Where joules are counted, a pause goes on until what was drawn is paid for; what was not read yet is reckoned by what
+work has drawn so far. What a stall did not draw is set aside, and made up for by a share that no window notices.
+
+Where there is no counter, a step is read too late for that. It costs so many joules beyond what waiting draws, however long it takes: where a CPU hands work to a GPU, its time
 wanders far more than its joules. So steps are given a beat: the time in which the budget, less waiting, brings those
 joules. They are learned from all that is read. What is still off goes to the debt, the joules drawn so far beyond the
 budget, which is paid back slowly against the lag of any sensor, so that nothing swings. As the debt is a sum of all
@@ -27,7 +30,7 @@ if TYPE_CHECKING:
 # Bounds of the debt, as seconds of the budget. What was not drawn is no credit to speak of: the budget of one second is
 # not saved for a later one. And what steps drew too much long ago is over. Where there are pauses, a stall may be made
 # up for, but only by so small a share above the budget that no window notices.
-CREDIT_S, COUNTED_CREDIT_S, PAUSING_CREDIT_S, LARGEST_DEBT_S = 0.02, 0.03, 1.0, 0.3
+CREDIT_S, PAUSING_CREDIT_S, LARGEST_DEBT_S = 0.02, 1.0, 0.3
 LARGEST_DEBT = 0.1  # or so much of the time over which it is paid back, where that is long
 MADE_UP, COUNTED_MADE_UP = 0.012, 0.008
 FORGIVEN_S = 0.1  # the debt that is left after a measurement that drew too much
@@ -230,7 +233,7 @@ class Pacer:
 
     def _settle(self, now_s: float) -> None:
         """Set aside what was not drawn; steps make up for it later, by a share that no window notices."""
-        least_j, most_spared_j = -COUNTED_CREDIT_S * self._budget_w, PAUSING_CREDIT_S * self._budget_w
+        least_j, most_spared_j = -CREDIT_S * self._budget_w, PAUSING_CREDIT_S * self._budget_w
         spared_j = min(self._unpaid_j(now_s) - least_j, 0.0)
         if self._other is None:
             usual_j = COUNTED_MADE_UP * self._budget_w * max(now_s - self._paid_s, 0.0)
