@@ -3,11 +3,11 @@
 Where joules are counted, a pause goes on until what was drawn is paid for; what was not read yet is reckoned by what
 work has drawn so far. What a stall did not draw is set aside, and made up for by a share that no window notices.
 
-Where there is no counter, a step is read too late for that. It costs so many joules beyond what waiting draws, however long it takes: where a CPU hands work to a GPU, its time
-wanders far more than its joules. So steps are given a beat: the time in which the budget, less waiting, brings those
-joules. They are learned from all that is read. What is still off goes to the debt, the joules drawn so far beyond the
-budget, which is paid back slowly against the lag of any sensor, so that nothing swings. As the debt is a sum of all
-that was read, the mean is exact in the long run.
+Where there is no counter, a step is read too late for that. It costs so many joules beyond what waiting draws, however
+long it takes. So steps are given a beat: the time in which the budget, less waiting, brings those joules. They are
+learned from all that is read. What is still off goes to the debt, the joules drawn so far beyond the budget, which is
+paid back slowly against the lag of any sensor, so that nothing swings. As the debt is a sum of all that was read, the
+mean is exact in the long run.
 
 A step and the pause after it are one cycle. What a step draws is read only in part when it ends, as sensors lag, and
 the pause that pays for it is still to come: so both are judged where a cycle ends, and never in the middle of one.
