@@ -153,6 +153,23 @@ def test_a_step_is_one_of_the_optimizer(tmp_path: Path) -> None:
     assert record.end.steps == 40
 
 
+def test_a_step_of_fewer_passes_at_the_end_of_an_epoch_counts_as_such(tmp_path: Path) -> None:
+    """Every third step of two seconds had 3 passes of 38, was paid for as a whole one, and counted as one."""
+    seen = []
+
+    class Seen(TransformersCallback):
+        def _step_ended(self, loss: Any = None, passes: int = 0) -> None:
+            seen.append(passes)
+            super()._step_ended(loss, passes)
+
+    budget = Seen(budget_w=6, device="virtual:nano", cost=COST, folder=tmp_path / "run")
+    trainer(budget, folder=tmp_path, steps=9, gradient_accumulation_steps=4).train()  # ten batches an epoch
+    assert seen == [4, 4, 2] * 3
+    end = read_log(tmp_path / "run" / "log.jsonl").end
+    assert end is not None
+    assert end.samples == 3 * 160
+
+
 def test_evaluation_and_saving_belong_to_no_step(tmp_path: Path) -> None:
     device = open_device("virtual:nano")
     slow_s = 7.0

@@ -232,7 +232,8 @@ class TrainerBudget:
 
     def _step_ended(self, loss: Any = None, passes: int = 0) -> None:
         """An optimizer step is done, in so many passes if it is known; waits where the budget asks for it."""
-        size = self._batches.trained(passes or self._parts) if self._batches is not None else self._step_size
+        passes = passes or self._parts
+        size = self._batches.trained(passes) if self._batches is not None else self._step_size * passes // self._parts
         self._trained += size
         if self._tuner is not None:
             self._tuner.step(loss, batch_size=size)
