@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 from run_world import SIZES, virtual
 
@@ -90,3 +92,29 @@ def test_where_pauses_may_hold_what_nothing_keeps_one_try_is_enough() -> None:
         search.done_w.append(12.0)
         search.tried_in_vain(room)
         assert search.is_done(room) is tries, "peak watts are held by no pause"
+
+
+def test_a_search_is_worth_what_it_gains_in_what_is_left_of_the_training() -> None:
+    """A training of a minute searched for as long as one of an hour."""
+    room, _, knowledge = made(power_w=8.0)
+    low, high = room.base.candidates[0], room.base.candidates[len(room.base) - 1]
+    search = LevelSearch(room, ControlOptions())
+    for setting, step_s in ((low, 0.2), (high, 0.1)):
+        found = Measurement(setting, step_s=step_s, power_w=5.0, peak_w=5.0)
+        knowledge.add(found)
+        search.tell(found)
+    assert search.ask(room, 0.0, 3600.0) is not None
+    assert search._search.least_gain == ControlOptions().least_gain
+    search.ask(room, 0.0, 3.0)
+    assert search._search.least_gain > 0.1, "though the watts are the same"
+
+
+def test_what_a_sample_takes_counts_pauses() -> None:
+    room, _, knowledge = made(power_w=8.0)
+    low, high = room.base.candidates[0], room.base.candidates[len(room.base) - 1]
+    assert room.sample_s(None) == math.inf
+    knowledge.add(Measurement(low, step_s=0.2, power_w=5.0, peak_w=5.0))
+    assert room.sample_s(low) == pytest.approx(0.2 / low.batch_size)
+    assert room.sample_s(high) == room.sample_s(low), "by the best of what is known"
+    knowledge.add(Measurement(high, step_s=0.01, power_w=12.0, peak_w=12.0))
+    assert room.sample_s(high) > 1.2 * 0.01 / high.batch_size
