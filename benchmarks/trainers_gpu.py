@@ -31,6 +31,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
+from torch.utils.data import Dataset
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
@@ -67,20 +69,21 @@ def made_up_text(letters: int, seed: int = 0) -> str:
     return " ".join(text)[:letters]
 
 
-def rows_of(text: str) -> tuple[Any, Any]:
+class Rows(Dataset[dict[str, Any]]):
+    """Parts of a text, each of which tells its next letters."""
+
+    def __init__(self, parts: Any) -> None:
+        self.parts = parts
+
+    def __len__(self) -> int:
+        return len(self.parts)
+
+    def __getitem__(self, at: int) -> dict[str, Any]:
+        return {"input_ids": self.parts[at], "labels": self.parts[at]}
+
+
+def rows_of(text: str) -> tuple[Rows, Rows]:
     """What is trained on and what is held out: the end of the text."""
-    import torch
-
-    class Rows(torch.utils.data.Dataset[dict[str, Any]]):
-        def __init__(self, parts: Any) -> None:
-            self.parts = parts
-
-        def __len__(self) -> int:
-            return len(self.parts)
-
-        def __getitem__(self, at: int) -> dict[str, Any]:
-            return {"input_ids": self.parts[at], "labels": self.parts[at]}
-
     codes = torch.tensor(list(text.encode("ascii", "replace")))
     parts = codes[: len(codes) // LENGTH * LENGTH].view(-1, LENGTH)
     return Rows(parts[:-TEST_ROWS]), Rows(parts[-TEST_ROWS:])
@@ -90,7 +93,6 @@ def rows_of(text: str) -> tuple[Any, Any]:
 
 
 def train(folder: Path, method: str, budget_w: float, seconds: float, text: str) -> None:
-    import torch
     import transformers
 
     from underwatt import TransformersCallback
