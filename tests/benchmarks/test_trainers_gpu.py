@@ -18,7 +18,7 @@ def test_the_target_is_what_the_default_had_met_after_three_quarters() -> None:
     to_target(rows, None)
     assert (default["target"], default["time_s"], ours["time_s"]) == (2.0, 20, 15)
     assert ours["tokens_per_s_to_target"] == 600
-    assert gains(rows) == ["250 W: 7.50 times the tokens a second, at the target 1.33 times as soon"]
+    assert gains(rows) == ["250 W: 7.50 times the tokens a second, 1.33 times as soon at the target"]
     to_target(rows, 1.0)
     assert ours["time_s"] is None
     assert "nan times as soon" in gains(rows)[0]
@@ -28,7 +28,7 @@ def test_a_training_that_failed_leaves_the_others_their_rows() -> None:
     rows = [row("underwatt", [[10, 5e3, 2.5]]), {"method": "default", "budget_w": 250.0, "error": "it did"}]
     to_target(rows, None)
     assert "target" in rows[0]
-    assert gains(rows) == ["250 W: nan times the tokens a second, at the target nan times as soon"]
+    assert gains(rows) == ["250 W: nan times the tokens a second, nan times as soon at the target"]
 
 
 def test_the_text_is_the_same_each_time_and_its_end_is_held_out() -> None:
