@@ -103,6 +103,8 @@ def test_a_training_under_a_budget_that_falls(tmp_path: Path) -> None:
     assert NOT_OFFERED in record.of(Noted)[0].text
     losses = [event.loss for event in record.of(Progressed) if event.loss is not None]
     assert losses[-1] < losses[0]
+    left_s = [event.time_left_s for event in record.of(Progressed) if event.time_left_s is not None]
+    assert left_s[-1] < 1.5 < left_s[0], "a trainer knows how many steps there are, and so does the search"
     assert seen[0] != before
     assert dict(device.snapshot()) == before
     assert running_runs() == ()

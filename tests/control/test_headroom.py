@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -141,3 +142,29 @@ def test_where_batch_sizes_are_weighed_otherwise_little_is_measured_though_the_b
     knowledge.drift = Drift(extra_w=0.05)
     room = replace(room, base=room.base.weighed(usual_shape().given(8.0, 0.5)))
     assert 1 <= searched(search, room, knowledge) <= 2 * MOST_ANEW
+
+
+def test_a_search_is_worth_what_it_gains_in_what_is_left_of_the_training() -> None:
+    """A training of a minute searched for as long as one of an hour."""
+    room, _, knowledge = made(power_w=8.0)
+    low, high = room.base.candidates[0], room.base.candidates[len(room.base) - 1]
+    search = LevelSearch(room, ControlOptions())
+    for setting, step_s in ((low, 0.2), (high, 0.1)):
+        found = Measurement(setting, step_s=step_s, power_w=5.0, peak_w=5.0)
+        knowledge.add(found)
+        search.tell(found)
+    assert search.ask(room, 0.0, 3600.0) is not None
+    assert search._search.least_gain == ControlOptions().least_gain
+    search.ask(room, 0.0, 3.0)
+    assert search._search.least_gain > 0.1, "though the watts are the same"
+
+
+def test_what_a_sample_takes_counts_pauses() -> None:
+    room, _, knowledge = made(power_w=8.0)
+    low, high = room.base.candidates[0], room.base.candidates[len(room.base) - 1]
+    assert room.sample_s(None) == math.inf
+    knowledge.add(Measurement(low, step_s=0.2, power_w=5.0, peak_w=5.0))
+    assert room.sample_s(low) == pytest.approx(0.2 / low.batch_size)
+    assert room.sample_s(high) == room.sample_s(low), "by the best of what is known"
+    knowledge.add(Measurement(high, step_s=0.01, power_w=12.0, peak_w=12.0))
+    assert room.sample_s(high) > 1.2 * 0.01 / high.batch_size

@@ -127,6 +127,8 @@ class TransformersCallback(TrainerBudget, TrainerCallback):
             found_batch_size=whole // max(1, args.n_gpu),  # of one device
             parts=args.gradient_accumulation_steps,
             model=kwargs["model"],
+            steps=state.max_steps,
+            made=state.global_step,
             rank=args.process_index if state.is_world_process_zero else max(1, args.process_index),
             processes=args.world_size,
             optimizer=kwargs.get("optimizer"),

@@ -164,6 +164,18 @@ class Headroom:
         row = int(np.argmax(self.base.candidates.batch_size == known.setting.batch_size))
         return float(known.step_s * self.knowledge.drift.slow_factor * np.exp(self.base.log_steps[row]))
 
+    def sample_s(self, setting: Setting | None) -> float:
+        """What a sample takes, with its pauses, at a setting, or else at the best that was measured; else inf."""
+        known = self.knowledge.of(setting) if setting else None
+        if known is None or not known.usable:
+            best = self.knowledge.best(self.problem())
+            if best is None:
+                return math.inf
+            known = best.measurement
+        drift, step_s = self.knowledge.drift, known.step_s * self.knowledge.drift.slow_factor
+        busy = self.problem().busy_share(np.array([known.power_w + drift.extra_w]), np.array([step_s]))
+        return step_s / known.setting.batch_size / float(busy[0])
+
     def is_ruled_out(self, so_far: Measurement | None, options: ControlOptions) -> bool:
         """Whether a setting under measurement is out already: it draws too much, or is clearly too slow."""
         if so_far is None or so_far.power_w_ci95 > 2 * options.rough * so_far.power_w:
@@ -298,8 +310,8 @@ class LevelSearch:
             if room.goal is not self._goal:
                 self._made = {}
             self._goal, self._base, self.done_w, self._found = room.goal, room.base, [], {}
+        time_s = room.time_at_level_s(elapsed_s, time_left_s, self._options.same_level)
         if has_moved or not is_same:
-            time_s = room.time_at_level_s(elapsed_s, time_left_s, self._options.same_level)
             problem = room.problem()
             if room.has_knobs:  # pauses would blur the reading: they are for settings whose power is known already
                 problem = replace(problem, idle_w=None)
@@ -307,9 +319,10 @@ class LevelSearch:
             self._search = self._search.under(
                 problem,
                 most=max(self._options.most_a_level - made, MOST_ANEW if made else 1),
-                least_gain=max(self._options.least_gain, MEASURING_COSTS_S / time_s),
             )
             self._level_w = level_w
+        # A gain is worth what is left of the training to have it in.
+        self._search.least_gain = max(self._options.least_gain, MEASURING_COSTS_S / time_s)
         ask = self._search.ask()
         while ask is not None and not self._knowledge.usable(ask.setting):
             if self._knowledge.is_refused(ask.setting.mode):

@@ -335,6 +335,11 @@ class Meter:
             present &= (at_s < begin_s) | (at_s >= settled_s)
         return present
 
+    def absences_in(self, at_s: NDArray[np.float64]) -> int:
+        """How many of them there were between the first and the last of these moments."""
+        ended = _newest(self._absences, lambda absence: len(at_s) > 0 and absence[0] > at_s[0])
+        return sum(end_s <= at_s[-1] for _, end_s in ended)
+
     def paused_s(self, at_s: NDArray[np.float64]) -> NDArray[np.float64]:
         """Seconds paused until each moment, counted from the first of them."""
         pauses = _newest(self._pauses, lambda pause: pause[1] > at_s[0]) if len(at_s) else []
