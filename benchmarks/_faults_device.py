@@ -26,13 +26,12 @@ from _faults_world import (
     words_of,
 )
 from underwatt.adapters.tuner import tune
-from underwatt.device import journal as folders_module
-from underwatt.device.journal import Journal, state_dir
-from underwatt.device.recovery import restore
-from underwatt.device.session import Session, set_mode
+from underwatt.device import session as folders_module
+from underwatt.device.session import Session, restore, set_mode
 from underwatt.drivers.jetson.device import JetsonDevice
 from underwatt.errors import ApplyError, DeviceBusyError, DeviceError, JournalError, NoDeviceError, UnderwattError
 from underwatt.helper import journal as journal_module, lock as lock_module
+from underwatt.helper.journal import Journal, state_dir
 from underwatt.helper.sysfs import Sysfs
 from underwatt.records import PowerMode
 from underwatt.runlog.inbox import running_runs

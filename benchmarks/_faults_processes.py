@@ -13,7 +13,7 @@ from _faults_world import Child, Faults, Found, Try, board_of_files, caught, end
 from underwatt.budget import Budget
 from underwatt.cli import main as command_line
 from underwatt.control.live_budget import LiveBudget
-from underwatt.device.recovery import restore
+from underwatt.device.session import restore
 from underwatt.drivers.jetson.device import JetsonDevice
 from underwatt.errors import StepError, UnderwattError
 from underwatt.jobs.command import CommandWorkload, Limits

@@ -36,7 +36,7 @@ from _faults_world import (
 )
 from underwatt.budget import Budget
 from underwatt.control.live_budget import LiveBudget
-from underwatt.device.recovery import restore
+from underwatt.device.session import restore
 from underwatt.drivers.jetson.device import JetsonDevice
 from underwatt.errors import OutOfMemoryError, SensorError, StepError, UnderwattError
 from underwatt.events import Noted, Started

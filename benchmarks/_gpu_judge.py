@@ -5,7 +5,9 @@
 polls NVML's total energy every 5 ms until it is told to end (SIGTERM, or its parent is gone), and writes a line each
 time the counter moves: when (this machine's time of day), joules, and how long ago the poll before was. Windows begin
 and end where the counter moves. A move that was seen late, because the machine was busy, may be of an earlier moment:
-it begins and ends no window, and is counted.
+it begins and ends no window, and is counted. Where steps are so long that five of them with their pauses are a window,
+the training's own process says when each began: a window is five of them, and a mean that of whole ones, as a piece of
+such a step is no piece of its pause.
 """
 
 from __future__ import annotations
@@ -90,6 +92,15 @@ def windows_over(counter: Counter, budgets: list[BudgetChanged], window_s: float
     return counter.at_s[ends], drawn_j / (allowed[ends] - allowed[first[ends]]) - 1
 
 
+def windows_of_steps(counter: Counter, budgets: list[BudgetChanged], begins_s: NDArray[np.float64]) -> tuple[Any, Any]:
+    """The same of every five steps with the pauses after them; a step begins at the last move before it."""
+    at = np.searchsorted(counter.at_s, begins_s[begins_s >= counter.at_s[0]], "right") - 1
+    first, last = at[:-WINDOW_STEPS], at[WINDOW_STEPS:]
+    allowed = allowed_j(budgets, counter.at_s)
+    drawn_j = counter.energy_j[last] - counter.energy_j[first]
+    return counter.at_s[last], drawn_j / (allowed[last] - allowed[first]) - 1
+
+
 def period_s(record: RunRecord) -> float:
     """How long a step takes with the pause after it, from the second half of the run."""
     told = record.of(Progressed)
@@ -98,20 +109,29 @@ def period_s(record: RunRecord) -> float:
     return float((half[-1].at_s - half[0].at_s) / steps) if steps else 0.0
 
 
-def judge(record: RunRecord, path: Path) -> list[dict[str, Any]]:
-    """A row for each level of the budget, judged by the counter; windows belong to the level in which they end."""
+def judge(record: RunRecord, path: Path, begins_s: NDArray[np.float64] | None = None) -> list[dict[str, Any]]:
+    """A row for each level of the budget, judged by the counter; windows belong to the level in which they end.
+
+    ``begins_s`` is when each step began, of a training whose steps are long.
+    """
     ended_s = record.end.at_s if record.end else record.power.at_s[-1]
     counter = Counter.read(path, began_at_s(record)).between(0.0, ended_s)
     budgets = record.of(BudgetChanged)
     window_s = max(WINDOW_S, WINDOW_STEPS * period_s(record))
-    ends_s, over = windows_over(counter, budgets, window_s)
+    if begins_s is None:
+        ends_s, over = windows_over(counter, budgets, window_s)
+    else:
+        ends_s, over = windows_of_steps(counter, budgets, begins_s)
     holds_s = [event.at_s for event in record.of(SettingChanged) if event.state == "holding"]
     tests, rows = record.of(Scored), []
     for number, budget in enumerate(budgets):
         until_s = budgets[number + 1].at_s if number + 1 < len(budgets) else ended_s
         found_s = min((at_s for at_s in holds_s if at_s >= budget.at_s), default=budget.at_s) if not number else 0.0
         begin_s = max(budget.at_s, found_s) + SETTLES_S
-        part, inside = counter.between(begin_s, until_s), (ends_s > budget.at_s) & (ends_s <= until_s)
+        inside = (ends_s > budget.at_s) & (ends_s <= until_s)
+        whole_s = None if begins_s is None else begins_s[(begins_s >= begin_s) & (begins_s <= until_s)]
+        begin_s, end_s = (begin_s, until_s) if whole_s is None or len(whole_s) < 2 else (whole_s[0], whole_s[-1])
+        part = counter.between(begin_s, end_s)
         if budget.power_w is None or len(part.at_s) < 2 or not inside.any():
             continue
         mean_w = float((part.energy_j[-1] - part.energy_j[0]) / (part.at_s[-1] - part.at_s[0]))

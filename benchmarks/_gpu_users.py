@@ -20,8 +20,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from _gpu_judge import began_at_s, judge, period_s
 from underwatt.events import BudgetChanged, Scored
+from underwatt.runlog.inbox import INBOX_NAME
 from underwatt.runlog.log import read_log
 
 if TYPE_CHECKING:
@@ -45,6 +48,11 @@ class Times:
 
     def ends_s(self) -> float:
         return self.first_s + 2 * self.level_s
+
+
+def steps_of(folder: Path) -> Path:
+    """Where a training writes when each of its steps began."""
+    return folder.with_name(f"{folder.name}_steps.txt")
 
 
 def python(*arguments: object) -> list[str]:
@@ -77,8 +85,8 @@ def follow(process: subprocess.Popen[bytes], folder: Path, times: Times, posted_
     """Post a budget at its time, and end the run at its own, or let it end; the moment of the post, in wall time."""
     began_s = started(process, folder)
     time.sleep(max(0.0, began_s + times.posted_s() - time.monotonic()))
-    posted_at_s = time.time()
     subprocess.run(python("-m", "underwatt", "budget", f"{posted_w:g}W", "--run", folder), check=True)
+    posted_at_s = (folder / INBOX_NAME).stat().st_mtime  # the command itself took a second to begin
     time.sleep(max(0.0, began_s + times.ends_s() - time.monotonic()))
     if interrupt:
         process.send_signal(signal.SIGINT)
@@ -119,7 +127,8 @@ def case(name: str, work: Path, watts: list[float], times: Times) -> list[dict[s
         "heard_after_s": changed[0] + began_at_s(record) - posted_at_s if changed else None,
         "checkpoints": sum(1 for _ in folder.rglob("*.pt")) + sum(1 for _ in folder.rglob("*.safetensors")),
     }
-    rows = [{**about, **row} for row in judge(record, counter)]
+    begins_s = np.loadtxt(steps_of(folder), ndmin=1) - began_at_s(record) if name == "long" else None
+    rows = [{**about, **row} for row in judge(record, counter, begins_s)]
     (work / f"{name}.json").write_text(json.dumps(rows, indent=1), encoding="utf-8")
     return rows
 
@@ -135,10 +144,17 @@ def train(folder: Path, seconds: float, long_step_s: float, first_s: float, sche
     from underwatt import Schedule, TransformersCallback
 
     class Ends(TrainerCallback):  # type: ignore[misc]
-        """Ends the training when its time is over."""
+        """Ends the training when its time is over, and says when each step began."""
 
         def on_train_begin(self, *_: Any, **__: Any) -> None:
             self.until_s = time.monotonic() + seconds
+            self.steps = steps_of(folder).open("w", encoding="ascii", buffering=1)
+
+        def on_step_begin(self, *_: Any, **__: Any) -> None:
+            self.steps.write(f"{time.time():.4f}\n")
+
+        def on_train_end(self, *_: Any, **__: Any) -> None:
+            self.steps.close()
 
         def on_step_end(self, _args: Any, _state: Any, control: Any, **__: Any) -> None:
             control.should_training_stop = time.monotonic() > self.until_s

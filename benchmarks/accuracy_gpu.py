@@ -1,6 +1,6 @@
 """Time and joules to a target on a real NVIDIA GPU, by batch size and pauses alone: nothing is set on the card.
 
-    python benchmarks/accuracy_gpu.py --json OUT [--jobs images,text] [--budgets 160,320] [--seeds 2] [--minutes 9]
+    python benchmarks/accuracy_gpu.py --json OUT [--jobs images,text] [--budgets 250,400] [--seeds 2] [--minutes 9]
                                       [--methods fixed,cold,warm] [--sizes 64,128] [--logs FOLDER]
 
 cold      ``underwatt.run`` with an empty store
@@ -225,7 +225,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add_output(parser, json_required=True)
     parser.add_argument("--jobs", default=",".join(JOBS))
-    parser.add_argument("--budgets", default="160,320")
+    parser.add_argument("--budgets", default="250,400")
     parser.add_argument("--methods", default=",".join(METHODS))
     parser.add_argument("--seeds", type=int, default=2)
     parser.add_argument("--sizes", default=",".join(map(str, SIZES)), help="of the fixed trainings")

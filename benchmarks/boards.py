@@ -32,10 +32,10 @@ from kernel_mount import Mount, mounted, why_not
 from killable import Killable
 
 from _table import Column, add_output, as_table, told, write
-from underwatt.device.journal import STATE_VARIABLE
 from underwatt.device.session import Session
 from underwatt.drivers.jetson.device import JetsonDevice
 from underwatt.errors import UnderwattError
+from underwatt.helper.journal import STATE_VARIABLE
 from underwatt.records import PowerMode
 
 COLUMNS = (Column("board"), Column("release"), Column("tried"), Column("applied"), Column("restored"))

@@ -53,7 +53,7 @@ from underwatt import api
 from underwatt.budget import Schedule
 from underwatt.control.live_budget import LiveBudget
 from underwatt.convergence.curve import fit_convergence
-from underwatt.demo.board import Joules
+from underwatt.demo.trainings import Joules
 from underwatt.device.session import Session
 from underwatt.drivers.virtual.board_specs import BOARDS
 from underwatt.drivers.virtual.device import VirtualJetson

@@ -39,7 +39,7 @@ import _faults_processes
 import _faults_training
 from _faults_world import Fault, Found, Try
 from _table import Column, add_output, as_table, told, write
-from underwatt.device.journal import STATE_VARIABLE
+from underwatt.helper.journal import STATE_VARIABLE
 
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection

@@ -37,9 +37,8 @@ from _damage import damaged
 from _table import Column, add_output, as_table, write
 from underwatt.budget import parse_budget, parse_watts, read_schedule
 from underwatt.cli import store as store_commands
-from underwatt.device.journal import DeviceLock, Journal
-from underwatt.device.recovery import restore
 from underwatt.device.registry import open_device
+from underwatt.device.session import restore
 from underwatt.drivers.check import checked_profile
 from underwatt.drivers.virtual.board_specs import BOARDS
 from underwatt.drivers.virtual.simulated_board import VirtualBoard
@@ -47,7 +46,9 @@ from underwatt.drivers.virtual.sysfs import SysfsBoard
 from underwatt.errors import InputError, NoDeviceError, UnderwattError
 from underwatt.events import BudgetChanged, Ended, Noted, Progressed, Readings, SettingChanged, Started, to_line
 from underwatt.helper.board import JetsonBoard
+from underwatt.helper.journal import Journal
 from underwatt.helper.keeper import Keeper
+from underwatt.helper.lock import DeviceLock
 from underwatt.helper.service import Client, Peer, Service
 from underwatt.helper.sysfs import Sysfs
 from underwatt.jobs import checkpoint

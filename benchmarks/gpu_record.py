@@ -27,7 +27,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 from _table import Column, add_output, as_table, write
 from underwatt.device.session import Session
 from underwatt.drivers.nvml import NvmlDevice
-from underwatt.jobs.job_address import load_job
+from underwatt.jobs.job import load_job
 from underwatt.jobs.workloads import TorchRun, TorchWorkload
 from underwatt.measure.measurement import MeasureOptions, measure
 from underwatt.measure.meter import Meter

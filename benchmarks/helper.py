@@ -37,11 +37,11 @@ from killable import Killable
 
 from _helper_hostile import hostile
 from _table import Column, add_output, as_table, told, write
-from underwatt.device.journal import STATE_VARIABLE
 from underwatt.device.session import Session
 from underwatt.drivers.helper import HelperDevice
 from underwatt.drivers.jetson.device import JetsonDevice
 from underwatt.events import SettingChanged
+from underwatt.helper.journal import STATE_VARIABLE
 from underwatt.runlog.log import read_log
 
 if TYPE_CHECKING:

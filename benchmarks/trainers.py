@@ -1,10 +1,17 @@
 """Real Trainers of Lightning and Transformers on a virtual Jetson Nano at a tight budget: with and without us.
 
-    python benchmarks/trainers.py --json OUT [--trainers lightning,transformers] [--seeds N] [--first SEED]
+    python benchmarks/trainers.py --json OUT [--trainers lightning,transformers] [--jobs long,short] [--seeds N]
+                                  [--first SEED]
     python benchmarks/trainers.py --methods "" --join PIECE.json ... --json OUT       what was run in pieces, as one
 
 Simulated: the board. Real: the trainers, the trainings, their scores, the callback and its search (from nothing, while
 it trains; its computing time is added). Both methods train the same number of epochs from the same weights.
+
+long        a small network that costs on the board what a larger one does (``LARGER``, as in ``cold.py``), so that a
+            training takes half an hour there and seconds here. Its learning rate is that of a small grid with which
+            ``fixed`` meets the target soonest.
+short       the same network at its own cost: a minute or some, hardly longer than a search, under a learning rate so
+            small that it lasts at all. What is shown is that a search does not take what it cannot give back.
 
 underwatt   the callback, offered batch sizes; every sample of every epoch is counted
 fixed       the trainer's own batch size, the GPU clock as high as the budget allows and all else at its highest: what
@@ -13,8 +20,8 @@ killed      as ``underwatt``, killed in the middle and gone on with from the las
 
 ``time_s`` is the device's time when a test of the model first met the target, ``final`` the score after the last epoch.
 ``best_mode_s`` is what ``fixed`` would have taken in the fastest of all modes that truly keep the budget, which nobody
-knows (by the board's true time of a step). Learning rates are small, so that trainings are long enough for a search.
-The budget lies a fifth of the way from the least to the most watts that the clock alone gives at the own batch size.
+knows (by the board's true time of a step). The budget lies a fifth of the way from the least to the most watts that the
+clock alone gives at the own batch size.
 """
 
 # ruff: noqa: ARG002, D101 - the signatures and names are those of the trainers
@@ -30,6 +37,7 @@ import tempfile
 import time
 import warnings
 from dataclasses import dataclass, field
+from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -42,130 +50,25 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "examples"))
 import lightning.pytorch as pl
 import transformers
 from lightning.pytorch.callbacks import Callback, ModelCheckpoint
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader
 
 from _table import Column, add_output, as_table, told, write
-from data import digits, grammar_text
+from _trainer_cases import Case, Counting, cases
 from edge import virtual
 from underwatt.adapters.lightning import LightningCallback
 from underwatt.adapters.transformers import TransformersCallback
 from underwatt.control.controller import Controller
-from underwatt.jobs.cost import count_cost
-from underwatt.jobs.job import Job
 from underwatt.predict.base import SettingArray
 from underwatt.rivals.compare import by_clock_alone
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from underwatt.records import PowerMode, WorkloadCost
 
-BOARD, LENGTH, NOISE = "nano", 32, 0.4
+BOARD = "nano"
 METHODS = ("underwatt", "fixed", "killed")
-
-
-class Numbered(Dataset[dict[str, Any]]):
-    """Samples that bring their own number, which the model counts."""
-
-    def __init__(self, rows: list[dict[str, Any]], noise: float = 0.0) -> None:
-        self.rows, self.noise = rows, noise  # the noise is another one each time a picture is seen
-
-    def __len__(self) -> int:
-        return len(self.rows)
-
-    def __getitem__(self, index: int) -> dict[str, Any]:
-        row = self.rows[index]
-        if self.noise:
-            row = row | {"images": row["images"] + self.noise * torch.randn(row["images"].shape)}
-        return {**row, "number": torch.tensor(index)}
-
-
-class Counting(torch.nn.Module):
-    """A network that notes which samples it was trained on, step by step."""
-
-    def __init__(self, net: torch.nn.Module) -> None:
-        super().__init__()
-        self.net, self.seen = net, []
-
-    def forward(self, number: Any = None, labels: Any = None, **inputs: Any) -> Any:
-        if self.training and number is not None and number.device.type != "meta":
-            self.seen.append(number.tolist())
-        found = self.net(**inputs)
-        logits = getattr(found, "logits", found)
-        if logits.dim() == 3:  # a text: each character tells the next one
-            logits, labels = logits[:, :-1], labels[:, 1:]
-        loss = torch.nn.functional.cross_entropy(logits.flatten(0, -2), labels.flatten())
-        right = (logits.argmax(-1) == labels).float().mean()
-        return {"loss": loss, "right": right.expand(len(labels))}
-
-
-def convolutions() -> torch.nn.Module:
-    class Net(torch.nn.Sequential):
-        def forward(self, images: Any) -> Any:
-            return super().forward(images)
-
-    return Net(
-        torch.nn.Conv2d(1, 8, 3, padding=1),
-        torch.nn.ReLU(),
-        torch.nn.MaxPool2d(2),
-        torch.nn.Conv2d(8, 16, 3, padding=1),
-        torch.nn.ReLU(),
-        torch.nn.Flatten(),
-        torch.nn.Linear(16 * 16, 10),
-    )
-
-
-def letters() -> torch.nn.Module:
-    sizes = {"vocab_size": 128, "n_positions": LENGTH, "n_embd": 32, "n_layer": 2, "n_head": 2}
-    return transformers.GPT2LMHeadModel(transformers.GPT2Config(**sizes, bos_token_id=0, eos_token_id=0))
-
-
-def pictures() -> tuple[Numbered, Numbered]:
-    """scikit-learn's digits with much noise on them, a fifth held out: it takes a while to see through."""
-    images, classes = digits()
-    chance = torch.Generator().manual_seed(0)
-    order = torch.randperm(len(images), generator=chance).tolist()
-    noisy = images + NOISE * torch.randn(images.shape, generator=chance)
-    held_out = len(images) // 5
-    train = [{"images": images[at], "labels": classes[at]} for at in order[held_out:]]
-    return Numbered(train, NOISE), Numbered([{"images": noisy[at], "labels": classes[at]} for at in order[:held_out]])
-
-
-def sentences() -> tuple[Numbered, Numbered]:
-    codes = torch.tensor(list(grammar_text(1500, seed=0).encode("ascii")))
-    rows = [{"input_ids": part, "labels": part} for part in codes.split(LENGTH) if len(part) == LENGTH]
-    return Numbered(rows[200:]), Numbered(rows[:200])
-
-
-@dataclass(frozen=True)
-class Case:
-    """A trainer's job: what people would have in their script."""
-
-    trainer: str
-    make: Any
-    data: tuple[Numbered, Numbered]
-    batch_size: int
-    lr: float
-    target: float
-    epochs: int
-    sizes: tuple[int, ...] = (8, 16, 32, 64, 128)
-
-    def cost(self) -> WorkloadCost:
-        """What a step costs, by shapes."""
-        keys = [key for key in self.data[0].rows[0] if key != "labels"]
-
-        def forward(model: Any, batch: Any) -> Any:
-            return model(**{key: batch[key] for key in keys}, labels=batch["labels"])["loss"], None
-
-        rows = self.data[0].rows
-        return count_cost(
-            Job(lambda: Counting(self.make()), rows, target=1.0, forward=forward, loss=lambda one, _: one)
-        )
-
-
-def cases() -> dict[str, Case]:
-    return {
-        "lightning": Case("lightning", convolutions, pictures(), 16, 2e-4, 0.72, 70),
-        "transformers": Case("transformers", letters, sentences(), 8, 3e-4, 0.80, 24),
-    }
+JOBS = ("long", "short")
 
 
 @dataclass
@@ -388,6 +291,7 @@ def train(case: Case, cost: WorkloadCost, truth: Truth, method: str, seed: int) 
     met = [at_s for at_s, score in course.scores if score >= case.target]
     return {
         "trainer": case.trainer,
+        "job": case.job,
         "device": device.info.name,
         "budget_w": truth.budget_w,
         "seed": seed,
@@ -404,6 +308,7 @@ def train(case: Case, cost: WorkloadCost, truth: Truth, method: str, seed: int) 
 
 COLUMNS = (
     Column("trainer"),
+    Column("job"),
     Column("method"),
     Column("seed"),
     Column("budget_w", "W", ".2f"),
@@ -417,34 +322,53 @@ COLUMNS = (
 
 
 def summary(rows: list[dict[str, Any]]) -> list[str]:
-    lines = []
-    ours = {(row["trainer"], row["seed"]): row["time_s"] for row in rows if row["method"] == "underwatt"}
-    for against, key in (("its own batch size and clock", "time_s"), ("its own batch size, best mode", "best_mode_s")):
-        pairs = [(row[key], ours.get((row["trainer"], row["seed"]))) for row in rows if row["method"] == "fixed"]
-        if ratios := [theirs_s / ours_s for theirs_s, ours_s in pairs if theirs_s and ours_s]:
-            lines.append(
-                f"underwatt against {against}: {statistics.geometric_mean(ratios):.2f} times as fast to the target "
-                f"({min(ratios):.2f} to {max(ratios):.2f}, {len(ratios)} of {len(pairs)} pairs)"
-            )
+    return [
+        f"{job}: {line}"
+        for job in dict.fromkeys(row["job"] for row in rows)
+        for line in (
+            *speeds([row for row in rows if row["job"] == job]),
+            *finals([row for row in rows if row["job"] == job]),
+        )
+    ]
+
+
+def speeds(rows: list[dict[str, Any]]) -> Iterator[str]:
+    ours = {(row["trainer"], row["seed"]): row for row in rows if row["method"] == "underwatt"}
+    others = [(row, ours.get((row["trainer"], row["seed"]), {})) for row in rows if row["method"] == "fixed"]
+    for what, key, own in (
+        ("to the target as its own batch size and clock", "time_s", "time_s"),
+        ("to the target as its own batch size, best mode", "best_mode_s", "time_s"),
+        ("to the end as its own batch size and clock", "whole_s", "whole_s"),
+    ):
+        for trainers in (*([name] for name in dict.fromkeys(row["trainer"] for row in rows)), None):
+            pairs = [(row[key], mine.get(own)) for row, mine in others if not trainers or row["trainer"] in trainers]
+            if ratios := [theirs_s / ours_s for theirs_s, ours_s in pairs if theirs_s and ours_s]:
+                yield (
+                    f"{trainers[0] if trainers else 'both'}: {statistics.geometric_mean(ratios):.2f} times as fast "
+                    f"{what} ({min(ratios):.2f} to {max(ratios):.2f}, {len(ratios)} of {len(pairs)} pairs)"
+                )
+
+
+def finals(rows: list[dict[str, Any]]) -> Iterator[str]:
     for trainer in dict.fromkeys(row["trainer"] for row in rows):
-        finals = {
-            method: [row["final"] for row in rows if (row["trainer"], row["method"]) == (trainer, method)]
+        scores = {
+            method: {row["seed"]: row["final"] for row in rows if (row["trainer"], row["method"]) == (trainer, method)}
             for method in ("underwatt", "fixed")
         }
-        if min(map(len, finals.values())) > 1:
-            means = {method: statistics.mean(found) for method, found in finals.items()}
-            noise = statistics.stdev(finals["fixed"])
-            lines.append(
+        if min(map(len, scores.values())) > 1:
+            means = {method: statistics.mean(found.values()) for method, found in scores.items()}
+            noise = statistics.stdev(scores["fixed"].values())
+            yield (
                 f"{trainer}: final score {means['underwatt']:.4f} with, {means['fixed']:.4f} without; between seeds "
                 f"it differs by {noise:.4f} (one standard deviation, without)"
             )
-    return lines
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     add_output(parser)
     parser.add_argument("--trainers", default="lightning,transformers")
+    parser.add_argument("--jobs", default=",".join(JOBS))
     parser.add_argument("--methods", default=",".join(METHODS))
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--first", type=int, default=0, help="the first seed")
@@ -455,20 +379,17 @@ def main() -> None:
     torch.set_num_threads(1)
     rows = [row for path in arguments.join for row in json.loads(path.read_text(encoding="utf-8"))]
     methods = [method for method in arguments.methods.split(",") if method]
-    for trainer in arguments.trainers.split(","):
-        if not methods:
-            break
-        case = cases()[trainer]
+    for trainer, job in product(arguments.trainers.split(","), arguments.jobs.split(",")) if methods else ():
+        case = cases()[trainer, job]
         cost = case.cost()
         truth = truth_of(case, cost)
-        for seed in range(arguments.first, arguments.first + arguments.seeds):
-            for method in methods:
-                if method == "killed" and seed != 0:
-                    continue
-                began_s = time.monotonic()
-                rows.append(train(case, cost, truth, method, seed))
-                rows[-1]["here_s"] = round(time.monotonic() - began_s)
-                told(rows[-1], COLUMNS)
+        for seed, method in product(range(arguments.first, arguments.first + arguments.seeds), methods):
+            if method == "killed" and seed != arguments.first:
+                continue
+            began_s = time.monotonic()
+            rows.append(train(case, cost, truth, method, seed))
+            rows[-1]["here_s"] = round(time.monotonic() - began_s)
+            told(rows[-1], COLUMNS)
     print(as_table(rows, COLUMNS))
     print(*summary(rows), sep="\n")
     write("trainers", rows, arguments)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import re
 import threading
 from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -88,6 +90,25 @@ def test_the_whole_story_in_python(job: Job, tmp_path: Path, capsys: pytest.Capt
     assert "<html" in page.read_text(encoding="utf-8")[:200]
     assert underwatt.report_figures(budget="3W").title.target == 0.9
     assert capsys.readouterr().out == "", "a library does not print"
+
+
+def test_a_job_that_changes_the_folder_loses_nothing(job: Job, tmp_path: Path) -> None:
+    (tmp_path / "elsewhere").mkdir()
+
+    def forward(net: Any, batch: Any) -> Any:
+        os.chdir(tmp_path / "elsewhere")
+        return net(batch[0]), batch[1]
+
+    ended = underwatt.run(replace(job, forward=forward), budget="4W", device=NANO, limit_samples=800, folder="here")
+    assert ended.folder == tmp_path / "here"
+    assert ended.model == tmp_path / "here" / "model.pt"
+    assert ended.record().end is not None
+    assert not any((tmp_path / "elsewhere").iterdir())
+
+
+def test_a_folder_that_no_disk_takes_is_an_error(job: Job) -> None:
+    with pytest.raises(InputError, match="cannot be used"):
+        underwatt.run(job, budget="4W", device=NANO, folder="a" * 300)
 
 
 def test_a_run_takes_its_options_whole_and_goes_on(job: Job) -> None:

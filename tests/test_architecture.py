@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import statistics
 import subprocess
 import sys
@@ -84,6 +85,13 @@ def test_the_map_for_contributors_names_every_folder() -> None:
         if path.name[:2] != "__" and path.name != "py.typed"
     }
     assert not [name for name in sorted(names) if f"`{name}`" not in text]
+
+
+def test_the_map_names_no_module_that_is_not_there() -> None:
+    text = (Path(__file__).parent.parent / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    named = re.findall(r"`([\w/]+\.py)`", text[text.index("### The core") : text.index("### Beside the package")])
+    assert len(named) > 40
+    assert not [name for name in named if not any(SOURCE.rglob(name))]
 
 
 def test_every_folder_has_a_place_in_the_order() -> None:

@@ -18,12 +18,11 @@ if TYPE_CHECKING:
         run as run,
     )
     from underwatt.api.check import check as check
-    from underwatt.api.decide import check_forecast as check_forecast, forecast as forecast, plan as plan
     from underwatt.api.lookup import export as export, import_file as import_file
+    from underwatt.api.plan import check_forecast as check_forecast, forecast as forecast, plan as plan
     from underwatt.budget import Budget as Budget, Schedule as Schedule
-    from underwatt.device.recovery import restore as restore
     from underwatt.device.registry import devices as devices, open_device as open_device
-    from underwatt.device.session import Session as Session, set_mode as set_mode
+    from underwatt.device.session import Session as Session, restore as restore, set_mode as set_mode
     from underwatt.errors import UnderwattError as UnderwattError
     from underwatt.jobs.cost import count_cost as count_cost
     from underwatt.jobs.job import Job as Job
@@ -49,12 +48,11 @@ _HOMES = {
     "adapters.tuner": ("Tuner", "tune"),
     "api": ("converge", "profile", "read_run", "report", "report_figures", "run"),
     "api.check": ("check",),
-    "api.decide": ("check_forecast", "forecast", "plan"),
     "api.lookup": ("export", "import_file"),
+    "api.plan": ("check_forecast", "forecast", "plan"),
     "budget": ("Budget", "Schedule"),
-    "device.recovery": ("restore",),
     "device.registry": ("devices", "open_device"),
-    "device.session": ("Session", "set_mode"),
+    "device.session": ("Session", "restore", "set_mode"),
     "errors": ("UnderwattError",),
     "jobs.cost": ("count_cost",),
     "jobs.job": ("Job",),

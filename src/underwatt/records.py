@@ -94,6 +94,12 @@ class PowerSample:
     at_s: float
     power_w: float
     energy_j: float | None = None
+    counted_w: float | None = None  # the mean since the reading before, by that counter; a meter knows it
+
+    @property
+    def mean_w(self) -> float:
+        """What this reading says of a mean: single readings of steps and pauses miss most of either."""
+        return self.power_w if self.counted_w is None else self.counted_w
 
 
 @dataclass(frozen=True, slots=True)

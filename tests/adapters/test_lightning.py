@@ -130,6 +130,9 @@ def test_a_training_under_a_budget_that_falls(tmp_path: Path) -> None:
     assert profile.workload.name == "Net (18 parameters)"
     assert {m.setting.batch_size for m in profile.measurements} == {16}
 
+    left_s = [event.time_left_s for event in record.of(Progressed) if event.time_left_s is not None]
+    assert left_s[-1] < 1.5 < left_s[0], "a trainer knows how many steps there are, and so does the search"
+
     alone = fit(steps=250)  # and the budget has changed nothing about what was learnt
     assert torch.equal(net.layer.weight, alone.layer.weight)
 

@@ -103,6 +103,8 @@ def test_a_training_under_a_budget_that_falls(tmp_path: Path) -> None:
     assert NOT_OFFERED in record.of(Noted)[0].text
     losses = [event.loss for event in record.of(Progressed) if event.loss is not None]
     assert losses[-1] < losses[0]
+    left_s = [event.time_left_s for event in record.of(Progressed) if event.time_left_s is not None]
+    assert left_s[-1] < 1.5 < left_s[0], "a trainer knows how many steps there are, and so does the search"
     assert seen[0] != before
     assert dict(device.snapshot()) == before
     assert running_runs() == ()
@@ -151,6 +153,23 @@ def test_a_step_is_one_of_the_optimizer(tmp_path: Path) -> None:
     assert record.start.batch_sizes == (64,)
     assert record.end is not None
     assert record.end.steps == 40
+
+
+def test_a_step_of_fewer_passes_at_the_end_of_an_epoch_counts_as_such(tmp_path: Path) -> None:
+    """Every third step of two seconds had 3 passes of 38, was paid for as a whole one, and counted as one."""
+    seen = []
+
+    class Seen(TransformersCallback):
+        def _step_ended(self, loss: Any = None, passes: int = 0) -> None:
+            seen.append(passes)
+            super()._step_ended(loss, passes)
+
+    budget = Seen(budget_w=6, device="virtual:nano", cost=COST, folder=tmp_path / "run")
+    trainer(budget, folder=tmp_path, steps=9, gradient_accumulation_steps=4).train()  # ten batches an epoch
+    assert seen == [4, 4, 2] * 3
+    end = read_log(tmp_path / "run" / "log.jsonl").end
+    assert end is not None
+    assert end.samples == 3 * 160
 
 
 def test_evaluation_and_saving_belong_to_no_step(tmp_path: Path) -> None:

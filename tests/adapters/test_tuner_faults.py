@@ -21,7 +21,7 @@ from run_world import HUGE, NET, Hurt, Numbers, found_mode, log_of, notes, train
 from underwatt.adapters.tuner import tune
 from underwatt.control.controller import Controller
 from underwatt.control.state import ControlOptions
-from underwatt.device.recovery import restore
+from underwatt.device.session import restore
 from underwatt.drivers.jetson.device import JetsonDevice
 from underwatt.drivers.virtual.board_specs import BOARDS
 from underwatt.drivers.virtual.simulated_board import VirtualBoard

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 import underwatt
-from underwatt.api.check_report import Anonymous, judge
+from underwatt.api.check import Anonymous, judge
 from underwatt.drivers.check import CheckedKnob, Level
 from underwatt.records import Capability, DeviceInfo, PowerMode, Status
 

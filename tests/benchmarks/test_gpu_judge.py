@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -46,3 +47,17 @@ def test_a_move_that_was_seen_late_begins_and_ends_no_window(tmp_path: Path) -> 
     counter = moves(tmp_path / "moves", lambda at_s: 300.0 if at_s <= 50.0 else 200.0, late=(100, 101, 300))
     assert counter.late == 3
     assert np.abs(_gpu_judge.windows_over(counter, BUDGETS, 5.0)[1]).max() < 0.005
+
+
+def test_long_steps_are_judged_five_at_a_time_with_their_pauses(tmp_path: Path) -> None:
+    """Steps of two seconds at 600 W that are paid for exactly, each: windows of any other length are far off."""
+    budgets = [BudgetChanged(at_s=0.0, power_w=300.0)]
+    begins_s = np.cumsum(np.concatenate([[1.0], np.tile([6.0, 6.0, 1.5], 6)]))  # the third is a small one
+    busy = [(begin_s, begin_s + (end_s - begin_s) / 3) for begin_s, end_s in pairwise(begins_s.tolist())]
+    counter = moves(
+        tmp_path / "moves", lambda at_s: 600.0 if any(begin_s < at_s < end_s for begin_s, end_s in busy) else 150.0
+    )
+    _, over = _gpu_judge.windows_of_steps(counter, budgets, begins_s)
+    assert len(over) == len(begins_s) - 5
+    assert np.abs(over).max() < 0.01
+    assert np.abs(_gpu_judge.windows_over(counter, budgets, 22.5)[1]).max() > 0.03

@@ -14,13 +14,13 @@ from test_cli_devices import run
 
 from underwatt.budget import Schedule
 from underwatt.cli.demo import Story, say_results, searched
-from underwatt.demo import board as demo_board
-from underwatt.demo.board import Bench, Choice, Joules, Rivals, budgets_w, digits, passed
+from underwatt.demo import trainings
+from underwatt.demo.trainings import Bench, Choice, Joules, Rivals, budgets_w, digits, passed
 from underwatt.device.registry import open_device
 from underwatt.drivers.virtual.device import VirtualJetson
 from underwatt.events import BudgetChanged, Expected, Planned, Scored
 from underwatt.jobs.cost import count_cost
-from underwatt.jobs.job_address import load_job
+from underwatt.jobs.job import load_job
 from underwatt.jobs.load import RESNET18
 from underwatt.planning.problem import Projection
 from underwatt.planning.search import SearchResult
@@ -34,7 +34,7 @@ EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 def test_the_demo_tells_its_story_and_what_is_simulated(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(demo_board, "PAPER_LR", 4e-3)  # the target is then reached soon
+    monkeypatch.setattr(trainings, "PAPER_LR", 4e-3)  # the target is then reached soon
     threads = torch.get_num_threads()
     assert run("demo", "--folder", str(tmp_path), "--board", "nano") == 0
     printed = capsys.readouterr().out
@@ -47,14 +47,14 @@ def test_the_demo_tells_its_story_and_what_is_simulated(
     assert "Board put back as it was: yes" in out
     rows = re.findall(r" (\w+) +[\d,.]+ s +[\d.]+× +[\d.]+ +[\d,]+ +[\d,]+ *([\d.]*)", printed)
     assert [name for name, _ in rows] == 2 * ["baseline", "Underwatt", "oracle"]
-    assert all(float(accuracy) >= 100 * demo_board.TARGET for name, accuracy in rows if name != "oracle")
+    assert all(float(accuracy) >= 100 * trainings.TARGET for name, accuracy in rows if name != "oracle")
     assert (tmp_path / "nano.html").stat().st_size > 10_000
     for name in ("tight-first", "roomy-first"):
         record = read_log(tmp_path / f"nano-{name}" / "log.jsonl")
         assert record.end is not None
         assert record.end.outcome == "reached"
         assert len(record.of(BudgetChanged)) == 2
-        assert record.of(Scored)[-1].value >= demo_board.TARGET
+        assert record.of(Scored)[-1].value >= trainings.TARGET
         assert record.energy_over_j(window_s=1.0) < 0.05 * record.energy_j()
 
 
@@ -88,7 +88,7 @@ def test_no_image_is_in_two_parts_of_the_data() -> None:
 
 def test_a_baseline_that_cannot_keep_the_budget_is_no_row_of_figures() -> None:
     bench = Bench("orin-nano", digits(), None, None, None, Path())  # type: ignore[arg-type]
-    rivals = Rivals(bench, dict.fromkeys(demo_board.BATCH_SIZES, 1e4))
+    rivals = Rivals(bench, dict.fromkeys(trainings.BATCH_SIZES, 1e4))
     tight_w = 7.0  # below what the highest CPU and memory clocks draw at the lowest GPU clock
     assert rivals.baseline(tight_w) is None
     assert rivals.best(tight_w).power_w <= tight_w

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import typer
@@ -56,3 +58,33 @@ def test_sentences_in_the_list_of_commands_are_whole(capsys: pytest.CaptureFixtu
     assert run("--help") == 0
     listed = " ".join(capsys.readouterr().out.split("Commands:")[1].split())
     assert "interrupt and run again to go on where it stopped." in listed
+
+
+def test_a_terminal_that_knows_no_check_mark_gets_the_rest() -> None:
+    plain = {"PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0", "PYTHONIOENCODING": "latin-1"}
+    command = [sys.executable, "-m", "underwatt", "devices", "-d", "virtual:nano"]
+    shown = subprocess.run(command, env=os.environ | plain, capture_output=True, check=False)
+    assert shown.returncode == 0, shown.stderr
+    assert b" ?   gpu_mhz" in shown.stdout
+
+
+LONG = "a" * 300  # as Linux answers for a folder that is closed to a user, which root never meets
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("report", "--run", LONG),
+        ("watch", "--run", LONG),
+        ("budget", "2W", "--run", LONG),
+        ("store", "ls", "--store", LONG),
+        ("devices", "-d", f"jetson:{LONG}"),
+        ("run", f"{LONG}.py:f", "-d", "virtual:nano", "--budget", "3W"),
+    ],
+)
+def test_a_path_that_cannot_be_looked_at_is_an_error_with_a_remedy(
+    words: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert run(*words) in (1, 2)
+    assert "→" in capsys.readouterr().err

@@ -24,9 +24,9 @@ from underwatt.drivers.virtual.board_specs import BOARDS
 from underwatt.drivers.virtual.simulated_board import VirtualBoard
 from underwatt.drivers.virtual.sysfs import SysfsBoard
 from underwatt.errors import InputError
-from underwatt.events import BudgetChanged, Measured, Noted, Progressed, Resumed, Scored, SettingChanged, Started
+from underwatt.events import BudgetChanged, Ended, Measured, Noted, Progressed, Resumed, Scored, SettingChanged, Started
 from underwatt.jobs.identity import job_info
-from underwatt.jobs.job_address import load_job
+from underwatt.jobs.job import load_job
 from underwatt.records import ConvergenceRun, Measurement, PowerMode, Setting
 from underwatt.reports.run_figures import happened
 from underwatt.runlog.log import RunLog, read_log
@@ -65,6 +65,18 @@ def failing():
 
 def broken():
     raise ValueError("no such data")
+
+def forking():
+    import os, sys
+    seen = []
+    def forward(net, batch):
+        seen.append(batch)
+        if len(seen) == 30:
+            if (child := os.fork()) == 0:
+                sys.exit(3)
+            os.waitpid(child, 0)
+        return net(batch[0]), batch[1]
+    return Job(model, data(), target=1.01, batch_sizes=(8,), lr=1e-3, forward=forward)
 
 def talking():
     print("a job that talks")
@@ -335,12 +347,33 @@ def test_a_store_that_another_process_holds_is_said(
     assert len(list(Path("runs").iterdir())) == 1
 
 
+def test_a_log_that_lost_its_end_to_a_full_disk_changes_no_verdict(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    real = RunLog.write
+    lost = lambda log, event: None if isinstance(event, Ended) else real(log, event)  # noqa: E731
+    monkeypatch.setattr(RunLog, "write", lost)
+    assert run("run", "job.py:one_size", *NANO, "--budget", "3W", "--limit", "800") == LIMIT
+    shown = capsys.readouterr()
+    assert "could not be written to its end" in shown.err
+    assert "ended at its limit" in shown.out
+    assert "The device is as it was." in shown.out
+
+
+def test_a_child_that_a_job_forks_and_ends_does_not_say_that_the_run_was_stopped() -> None:
+    with start("job.py:forking", *NANO, "--budget", "3W", "--limit", "1600") as process:
+        _, err = process.communicate(timeout=60)
+    assert process.returncode == LIMIT
+    assert "Stopped" not in err
+
+
 def stop(process: subprocess.Popen[str], number: int) -> str:
     """Send a signal; what the process then said."""
     process.send_signal(number)
     out, err = process.communicate(timeout=20)
     assert out == ""
     assert "Traceback" not in err
+    assert re.search(r"he budget was (NOT )?held.* Stopped; the device is as it was\.", " ".join(err.split()))
     assert re.search(r"Go on with: underwatt run .*--out here --resume \S+", " ".join(err.split()))
     return err
 
@@ -455,6 +488,14 @@ def test_the_display_with_and_without_a_terminal(terminal: bool) -> None:
     assert "nan" not in shown
     assert "inf" not in shown
     assert ("\x1b" in console.file.getvalue()) is terminal
+
+
+def test_a_terminal_on_which_nothing_moves_gets_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "dumb")
+    console = Console(file=io.StringIO(), force_terminal=True, width=200)
+    show(console, Watched())
+    assert isinstance(console.file, io.StringIO)
+    assert "3.50 W of 3 W  batch 16  12,000 samples" in console.file.getvalue()
 
 
 @pytest.mark.parametrize("terminal", [True, False])

@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+import math
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
 import pytest
 from run_world import SIZES, virtual
 
 from underwatt.budget import Budget, Watts
-from underwatt.control.headroom import MOST_IDLE_SHARE, READ_MARGIN, Headroom, LevelSearch
+from underwatt.control.headroom import FELL_BEHIND, MOST_ANEW, MOST_IDLE_SHARE, READ_MARGIN, Headroom, LevelSearch
 from underwatt.control.knowledge import Drift, Knowledge
 from underwatt.control.live_budget import LiveBudget
 from underwatt.control.state import ControlOptions
+from underwatt.convergence.prior import usual_shape
 from underwatt.errors import BudgetError
 from underwatt.planning.problem import Problem
 from underwatt.predict.base import SettingArray
 from underwatt.records import Measurement
+
+if TYPE_CHECKING:
+    from underwatt.records import Setting
 
 
 def made(
@@ -90,3 +98,73 @@ def test_where_pauses_may_hold_what_nothing_keeps_one_try_is_enough() -> None:
         search.done_w.append(12.0)
         search.tried_in_vain(room)
         assert search.is_done(room) is tries, "peak watts are held by no pause"
+
+
+def measured(setting: Setting, power_w: float | None = None) -> Measurement:
+    """A board whose speed and watts grow with the GPU clock and the batch size; steps are too long for pauses."""
+    clock, size = (setting.mode.gpu_mhz or 0.0) / 1000, setting.batch_size
+    drawn_w = 4.0 + 3.0 * clock * (1 + size / 64) if power_w is None else power_w
+    return Measurement(setting, step_s=(1.0 + 0.1 * size) / clock, power_w=drawn_w, peak_w=drawn_w)
+
+
+def searched(search: LevelSearch, room: Headroom, knowledge: Knowledge) -> int:
+    """Measure all that a search asks for; how much that was."""
+    count = 0
+    while (ask := search.ask(room, 0.0, 3600.0)) is not None:
+        found = measured(ask.setting)
+        knowledge.add(found)
+        search.tell(found)
+        count += 1
+    search.ends(room)
+    return count
+
+
+def test_where_what_was_found_draws_too_much_once_it_is_warm_a_search_goes_on() -> None:
+    room, _, knowledge = made()
+    search = LevelSearch(room, ControlOptions())
+    assert searched(search, room, knowledge) > 3
+    assert search.is_done(room)
+    best = knowledge.best(room.problem())
+    assert best is not None
+    while (now := knowledge.best(room.problem())) is not None and now.time_s < (1 + 2 * FELL_BEHIND) * best.time_s:
+        knowledge.add(measured(now.measurement.setting, power_w=8.4))
+    assert not search.is_done(room), "the next best is far behind"
+    assert search.ask(room, 0.0, 3600.0) is not None
+    searched(search, room, knowledge)
+    assert search.is_done(room), "and that is that"
+
+
+def test_where_batch_sizes_are_weighed_otherwise_little_is_measured_though_the_board_has_warmed() -> None:
+    room, _, knowledge = made()
+    room = replace(room, base=room.base.weighed(usual_shape()))
+    search = LevelSearch(room, ControlOptions(most_a_level=8, least_gain=1e-6))
+    assert searched(search, room, knowledge) >= 8
+    knowledge.drift = Drift(extra_w=0.05)
+    room = replace(room, base=room.base.weighed(usual_shape().given(8.0, 0.5)))
+    assert 1 <= searched(search, room, knowledge) <= 2 * MOST_ANEW
+
+
+def test_a_search_is_worth_what_it_gains_in_what_is_left_of_the_training() -> None:
+    """A training of a minute searched for as long as one of an hour."""
+    room, _, knowledge = made(power_w=8.0)
+    low, high = room.base.candidates[0], room.base.candidates[len(room.base) - 1]
+    search = LevelSearch(room, ControlOptions())
+    for setting, step_s in ((low, 0.2), (high, 0.1)):
+        found = Measurement(setting, step_s=step_s, power_w=5.0, peak_w=5.0)
+        knowledge.add(found)
+        search.tell(found)
+    assert search.ask(room, 0.0, 3600.0) is not None
+    assert search._search.least_gain == ControlOptions().least_gain
+    search.ask(room, 0.0, 3.0)
+    assert search._search.least_gain > 0.1, "though the watts are the same"
+
+
+def test_what_a_sample_takes_counts_pauses() -> None:
+    room, _, knowledge = made(power_w=8.0)
+    low, high = room.base.candidates[0], room.base.candidates[len(room.base) - 1]
+    assert room.sample_s(None) == math.inf
+    knowledge.add(Measurement(low, step_s=0.2, power_w=5.0, peak_w=5.0))
+    assert room.sample_s(low) == pytest.approx(0.2 / low.batch_size)
+    assert room.sample_s(high) == room.sample_s(low), "by the best of what is known"
+    knowledge.add(Measurement(high, step_s=0.01, power_w=12.0, peak_w=12.0))
+    assert room.sample_s(high) > 1.2 * 0.01 / high.batch_size

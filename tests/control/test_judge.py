@@ -106,6 +106,41 @@ def test_five_steps_are_a_window_where_they_take_longer() -> None:
     assert judged(watts, Bound(9.7), judge=slow).verdict.held is True
 
 
+def test_long_steps_are_judged_whole_where_joules_are_counted() -> None:
+    """Wherever a window of five mean steps began, it held two of them or three: 10% above, on every second look."""
+    judge, at_s = Judge(), 0.0
+    judge.budget(0.0, Bound(250.0))
+    for step in range(40):
+        judge.step_begins(at_s)
+        pause_s = 6.2 if step % 3 else 0.5  # the last one of an epoch is small
+        for seconds, power_w in ((pause_s * 122 / 382, 632.0), (pause_s, 128.0)):
+            judge.take(Second(at_s, at_s + seconds, power_w, power_w, 10))
+            at_s += seconds
+    assert judge.verdict.over_s == 0
+    assert judge.verdict.judged_s > 0.8 * at_s
+    assert abs(judge.over) < 0.01
+    for _ in range(20):
+        judge.step_begins(at_s)
+        for seconds, power_w in ((2.0, 632.0), (5.0, 128.0)):  # 272 W
+            judge.take(Second(at_s, at_s + seconds, power_w, power_w, 10))
+            at_s += seconds
+    assert judge.over == pytest.approx(272 / 250 - 1, abs=0.001)
+    assert judge.verdict.held is False
+
+
+def test_a_long_test_between_short_steps_is_no_long_step() -> None:
+    judge, at_s = Judge(), 0.0
+    judge.budget(0.0, Bound(250.0))
+    for step in range(600):
+        judge.step_begins(at_s)
+        parts = [(0.1, 240.0 + 20 * (step % 2))] + ([(6.0, 250.0)] if step % 100 == 99 else [])
+        for seconds, power_w in parts:
+            judge.take(Second(at_s, at_s + seconds, power_w, power_w, 1))
+            at_s += seconds
+    assert judge.verdict.over_s == 0
+    assert judge.verdict.judged_s > at_s - 10.0
+
+
 def test_a_verdict_goes_on_where_an_earlier_part_left_it() -> None:
     first = judged([11.0] * 50, Bound(10.0)).verdict
     whole = judged([9.0] * 50, Bound(10.0), begin_s=50.0, judge=Judge(first)).verdict

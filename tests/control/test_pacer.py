@@ -296,7 +296,7 @@ def test_steps_that_were_reported_together_are_forgotten_as_soon_as_others(quiet
 
 def test_after_a_fall_the_next_step_is_paid_for_before_it_is_made() -> None:
     """Steps that came every second and a half come every seven now: a window with one of them only is above."""
-    load = Load(counter=True)
+    load = Load(counter=False)
     with Meter(load) as meter:  # type: ignore[arg-type]
         pacer = Pacer(meter, 2.1, 0.0)
         pacer.set_budget(3.5, 2.1)
@@ -317,3 +317,60 @@ def test_after_a_fall_the_next_step_is_paid_for_before_it_is_made() -> None:
         assert with_next_w <= 2.4 * 1.01
         mean_w, _ = hold(load, meter, pacer, 0.6, 5.7, 2.1, 120.0)
         assert mean_w == pytest.approx(2.4, rel=0.03)
+
+
+def test_where_joules_are_counted_a_test_is_paid_for_as_it_was_drawn() -> None:
+    """The first half second of a test, in which its loader begins, was paid for like work of three times the budget."""
+    load, meter, pacer = made(8.0)
+    with meter:
+        pacer.expect(12.0, 0.05)
+        hold(load, meter, pacer, 0.05, 12.0, 4.0, 20.0)
+        begin_s, begin_j = load.clock.now_s(), load.energy_j
+        pacer.turn_to("test", 24.0, begin_s)
+        load.clock.sleep(0.5)  # waiting for its data
+        for _ in range(20):
+            load.drawn_w = 12.0
+            load.clock.sleep(0.06)
+            load.drawn_w = 4.0
+            pacer.stepped(load.clock.now_s())
+            while (pause_s := pacer.pause_s()) > 0:
+                load.clock.sleep(pause_s)
+                pacer.paused(pause_s, load.clock.now_s())
+        seconds = load.clock.now_s() - begin_s
+        pacer.turn_back(load.clock.now_s())
+        spared_j = 8.0 * seconds - (load.energy_j - begin_j)
+        assert spared_j <= 0.5 * (8.0 - 4.0) + 0.1 * 8.0  # what was waited for, and little more
+        mean_w, _ = hold(load, meter, pacer, 0.05, 12.0, 4.0, 20.0)
+        assert 8.0 < mean_w <= 8.0 * 1.01  # which is made up for, little by little
+
+
+def test_a_stall_is_made_up_for_by_less_than_a_window_notices() -> None:
+    load, meter, pacer = made(8.0)
+    with meter:
+        pacer.expect(12.0, 0.05)
+        hold(load, meter, pacer, 0.05, 12.0, 4.0, 10.0)
+        load.clock.sleep(0.6)
+        after = [hold(load, meter, pacer, 0.05, 12.0, 4.0, 5.0)[0] for _ in range(4)]
+    assert max(after) <= 8.0 * 1.02  # a step more or less is 1% of it
+    assert sum(after) / 4 >= 8.0 * 1.004
+
+
+def test_what_another_process_draws_in_pauses_is_not_waited_for_long_after_it() -> None:
+    load, meter, pacer = made(8.0)
+    with meter:
+        pacer.expect(12.0, 0.05)
+        hold(load, meter, pacer, 0.05, 12.0, 4.0, 10.0)
+        load.drawn_w = 12.0
+        load.clock.sleep(0.05)
+        load.drawn_w = 9.0
+        pacer.stepped(load.clock.now_s())
+        for _ in range(300):
+            pause_s = pacer.pause_s()
+            load.clock.sleep(pause_s)
+            pacer.paused(pause_s, load.clock.now_s())
+        load.drawn_w = 4.0
+        begin_s = load.clock.now_s()
+        while (pause_s := pacer.pause_s()) > 0:
+            load.clock.sleep(pause_s)
+            pacer.paused(pause_s, load.clock.now_s())
+    assert load.clock.now_s() - begin_s < 2.0

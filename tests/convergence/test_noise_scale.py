@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from underwatt.convergence.noise_scale import FEWEST_PAIRS, LearnedCurve, NoiseScaleMeter
+from underwatt.convergence.noise_scale import ABOVE, FEWEST_PAIRS, LearnedCurve, NoiseScaleMeter
 from underwatt.convergence.prior import usual_shape
 from underwatt.errors import InputError
 
@@ -91,3 +91,9 @@ def test_gradients_in_which_no_signal_is_seen_change_nothing() -> None:
     learned = LearnedCurve(usual_shape())
     assert all(learned.after((-1.0) ** at, 100.0) is None for at in range(FEWEST_PAIRS))
     assert all(learned.after(-1.0, 100.0) is None for _ in range(100))
+
+
+def test_gradients_that_confirm_what_was_known_change_no_plan() -> None:
+    usual = usual_shape().noise_samples()
+    assert told(LearnedCurve(usual_shape()), usual / 2**ABOVE, 200) == []
+    assert told(LearnedCurve(usual_shape()), usual / 2 ** (ABOVE + 2), 200) != []

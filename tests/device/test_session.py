@@ -13,17 +13,16 @@ from pathlib import Path
 import pytest
 from killable import Killable
 
-from underwatt.device import recovery
-from underwatt.device.journal import Journal, state_dir
-from underwatt.device.recovery import restore
+from underwatt.device import session as session_module
 from underwatt.device.registry import open_device
-from underwatt.device.session import Session, set_mode
+from underwatt.device.session import Session, restore, set_mode
 from underwatt.drivers.jetson.device import JetsonDevice
 from underwatt.drivers.virtual.board_specs import BOARDS
 from underwatt.drivers.virtual.simulated_board import VirtualBoard
 from underwatt.drivers.virtual.sysfs import SysfsBoard
 from underwatt.errors import ApplyError, DeviceBusyError, JournalError, ModeError, UnderwattError
 from underwatt.helper import journal as journal_module
+from underwatt.helper.journal import Journal, state_dir
 from underwatt.helper.lock import FileLock
 from underwatt.helper.sysfs import Sysfs
 from underwatt.records import PowerMode
@@ -304,7 +303,7 @@ def test_restore_names_a_folder_that_cannot_be_looked_into(
         return iterdir(folder)
 
     monkeypatch.setattr(Path, "iterdir", refuse)
-    monkeypatch.setattr(recovery, "journal_folders", lambda: (state_dir(), hidden))
+    monkeypatch.setattr(session_module, "journal_folders", lambda: (state_dir(), hidden))
     Journal.of(device.info, "session", state_dir()).write(device.info, {})
     (name, error), (finished, no_error) = restore()
     assert name == str(hidden)

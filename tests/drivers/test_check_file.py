@@ -9,12 +9,14 @@ from typing import Any
 
 import pytest
 from hypothesis import given, settings, strategies as st
+from train_world import blobs
 
 import underwatt
 from underwatt.device.registry import open_device
 from underwatt.drivers.check import CheckedDevice, read_check, report_of
-from underwatt.errors import InputError, StepError, UnderwattError
+from underwatt.errors import InputError, UnderwattError
 from underwatt.jobs.load import RESNET18
+from underwatt.store.store import Store
 from underwatt.testing.devices import DeviceConformance
 
 WHOLE = underwatt.check("virtual:nano", set_knobs=True)
@@ -50,15 +52,23 @@ def test_measured_settings_answer_and_others_say_so(file: Path) -> None:
     device.run_step(RESNET18, measured.setting.batch_size)
     assert device.clock.now_s() - begin_s == pytest.approx(measured.step_s)
     assert device.read_power().power_w == measured.power_w
-    with pytest.raises(StepError, match="does not hold"):
+    with pytest.raises(InputError, match="no other job") as told:
         device.run_step(RESNET18, 7)
+    assert f"underwatt store import {file}" in told.value.hint
+
+
+def test_a_job_of_ones_own_is_refused_once_and_leaves_nothing_in_the_store(file: Path, tmp_path: Path) -> None:
+    with Store(tmp_path / "store.db") as store:
+        with pytest.raises(InputError, match="no other job"):
+            underwatt.profile(blobs(), device=f"check:{file}", store=store)
+        assert store.measurements(1) == ()
 
 
 def test_a_check_without_set_can_be_looked_at_and_not_run(tmp_path: Path) -> None:
     underwatt.check("virtual:nano", output=tmp_path / "look.json")
     device = open_device(f"check:{tmp_path / 'look.json'}")
     assert device.space.knobs
-    with pytest.raises(StepError, match="No setting"):
+    with pytest.raises(InputError, match="No setting"):
         device.run_step(RESNET18, 16)  # type: ignore[attr-defined]
     with pytest.raises(InputError, match="no measured setting") as told:
         underwatt.import_file(tmp_path / "look.json", store=tmp_path / "store.db")

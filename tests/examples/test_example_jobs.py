@@ -11,8 +11,7 @@ from torch import nn
 from underwatt.errors import JobError, MissingExtraError
 from underwatt.jobs.command import CommandRate, CommandWorkload, Limits
 from underwatt.jobs.cost import count_cost
-from underwatt.jobs.job import Job
-from underwatt.jobs.job_address import load_job
+from underwatt.jobs.job import Job, load_job
 from underwatt.jobs.training import Training
 from underwatt.jobs.workloads import TorchWorkload
 

@@ -10,10 +10,16 @@ from pathlib import Path
 
 import pytest
 
+from underwatt.jobs import emitter
+
 EXAMPLES = Path(__file__).parents[2] / "examples"
 SOURCE = Path(__file__).parents[2] / "src"
-SCRIPTS = ("train_loop.py", "train_lightning.py", "train_transformers.py", "train_job.py")
-SHORT = {"train_lightning.py": ["--epochs", "2"], "train_transformers.py": ["--steps", "20"]}
+SCRIPTS = ("train_loop.py", "train_lightning.py", "train_transformers.py", "train_job.py", "train_command.py")
+SHORT = {
+    "train_lightning.py": ["--epochs", "2"],
+    "train_transformers.py": ["--steps", "20"],
+    "train_command.py": ["--epochs", "2"],
+}
 
 
 def without_us(text: str) -> list[str]:
@@ -43,6 +49,7 @@ def test_a_script_runs_with_and_without_us(name: str, ours: bool, tmp_path: Path
     text = (EXAMPLES / name).read_text(encoding="utf-8")
     script = tmp_path / name
     script.write_text(text if ours else "\n".join(without_us(text)), encoding="utf-8")
+    (tmp_path / "underwatt_beat.py").write_text(Path(emitter.__file__).read_text(encoding="utf-8"), encoding="utf-8")
     words = [sys.executable, str(script), *SHORT.get(name, [])]
     paths = os.pathsep.join(map(str, (SOURCE, EXAMPLES)))
     environment = os.environ | {"PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from underwatt.device import journal as folders_module
-from underwatt.device.journal import journal_folders, pending
+from underwatt.device import session as folders_module
+from underwatt.device.session import journal_folders, pending
 from underwatt.errors import DeviceBusyError, JournalError
 from underwatt.helper import journal as journal_module, lock as lock_module
 from underwatt.helper.journal import Journal, state_dir

@@ -5,7 +5,7 @@ import sys
 import pytest
 
 from underwatt.errors import JobError
-from underwatt.jobs.job_address import load_job
+from underwatt.jobs.job import load_job
 
 GOOD = """
 import torch

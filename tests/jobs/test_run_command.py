@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from log_world import started
 from steady_fake import SteadyFake
 from train_world import log_in
 
@@ -17,12 +18,13 @@ from underwatt.budget import Budget, parse_budget
 from underwatt.control.live_budget import LiveBudget
 from underwatt.control.pilot import Pilot
 from underwatt.errors import BudgetError, StepError
-from underwatt.events import BudgetChanged, Measured, Noted, Planned, Progressed
+from underwatt.events import BudgetChanged, Ended, Measured, Noted, Planned, Progressed, Verdict
 from underwatt.jobs.command import CommandWorkload, Limits
 from underwatt.jobs.command_run import run_command
-from underwatt.jobs.runs import Run, RunOptions
+from underwatt.jobs.runs import Run, RunOptions, RunResult, stopped
 from underwatt.records import Measurement, PowerMode, Setting
 from underwatt.runlog.inbox import post_budget, running_runs
+from underwatt.runlog.log import RunLog
 from underwatt.store.store import Store
 
 
@@ -168,3 +170,30 @@ def test_the_folder_of_a_run_has_a_name_that_any_disk_and_shell_takes(
     assert "--" not in folder.name
     (folder / "checkpoint.pt").touch()
     assert RunOptions(budget="5W", resume=True).folder_for(name) == folder
+
+
+def test_what_a_command_keeps_in_its_folder_is_not_our_best_model(tmp_path: Path) -> None:
+    (tmp_path / "model.pt").write_bytes(b"its own")  # as docs/commands.md has it
+    ended = RunResult("finished", 0.9, 100, 10, 1.0, 5.0, tmp_path)
+    assert ended.model is None
+
+
+def test_a_stopped_run_that_cannot_be_gone_on_with_says_its_verdict_all_the_same(tmp_path: Path) -> None:
+    assert stopped(tmp_path, "") == ""  # it never began
+    verdict = Verdict(bounded_s=60.0, judged_s=60.0)
+    ended = Ended(
+        at_s=60.0,
+        outcome="interrupted",
+        restored=True,
+        energy_j=9.0,
+        samples=8,
+        steps=1,
+        score=None,
+        error=None,
+        verdict=verdict,
+    )
+    with RunLog(tmp_path / "log.jsonl") as log:
+        log.write(started())
+        log.write(BudgetChanged(at_s=0.0, power_w=10.0, why="start"))
+        log.write(ended)
+    assert stopped(tmp_path, "") == f"{verdict} Stopped; the device is as it was."

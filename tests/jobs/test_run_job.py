@@ -54,6 +54,7 @@ def test_a_resumed_run_counts_on(tmp_path: Path) -> None:
     [resumed] = log.of(Resumed)
     assert resumed.pid == os.getpid()
     assert resumed.at_s >= first.elapsed_s
+    assert second.verdict.bounded_s <= second.elapsed_s + 0.1  # the time before the stop is judged once
     times = [event.at_s for event in log.events]
     assert times == sorted(times)
     assert len(log.of(Started)) == 1

@@ -241,3 +241,29 @@ def test_nothing_is_known_at_first() -> None:
         assert measuring.so_far is None
         assert not measuring.is_enough()
         assert measuring.end() is None
+
+
+def test_steps_that_tests_leave_no_time_to_settle_are_measured_with_them() -> None:
+    """An epoch of a third of a second, a test, and again: the measurement never ended, nor did the search."""
+    device = virtual("nano")
+    setting = Setting(device.space.highest, 8)
+    clock = device.clock
+    with Session(device) as session, Meter(device) as meter:
+        session.apply(setting.mode)
+        device.run_step(COST, 8)
+        meter.beat()
+        measuring = Measuring(device, meter, setting, clock.now_s(), MeasureOptions(precision=0.03), Settling())
+        begun_s = clock.now_s()
+        while not measuring.is_enough():
+            assert clock.now_s() < begun_s + 12.0
+            for _ in range(max(1, round(0.3 / device.board.true_step_s(COST, setting.mode, 8)))):
+                device.run_step(COST, 8)
+                meter.beat()
+            test_begun_s = clock.now_s()
+            while clock.now_s() < test_begun_s + 0.2:
+                device.run_step(COST.of_test(), 8)
+            meter.absence(test_begun_s, clock.now_s())
+        found = measuring.end()
+    assert found is not None
+    assert found.step_s == pytest.approx(device.board.true_step_s(COST, setting.mode, 8), rel=0.05)
+    assert found.power_w == pytest.approx(device.board.true_power_w(COST, setting.mode, 8), rel=0.15)

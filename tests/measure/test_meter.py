@@ -15,7 +15,7 @@ from run_world import NET, Hurt
 from underwatt.device.timing import SystemClock
 from underwatt.drivers.virtual.simulated_board import VirtualClock
 from underwatt.errors import MeasureError, NotPermittedError, SensorError
-from underwatt.measure.meter import IDLE_WATCH_S, Meter, Trace, measure_idle
+from underwatt.measure.meter import IDLE_WATCH_S, Meter, Trace, _sound_counter, measure_idle
 from underwatt.measure.steady import SETTLING_WAIT_S
 from underwatt.records import PowerSample
 
@@ -390,3 +390,24 @@ def test_nothing_is_kept_for_longer_than_an_hour() -> None:
     assert len(meter._pauses) == pytest.approx(3660, abs=2)
     assert len(meter._absences) == pytest.approx(60, abs=2)
     assert meter.energy_j == pytest.approx(3 * 36_000, rel=0.001), "what was drawn is counted all the same"
+
+
+def test_a_counter_is_not_doubted_where_single_readings_miss_what_pauses_draw() -> None:
+    """Readings between steps and pauses had a mean 30% beside the counter's, which then counted no more."""
+    at_s = np.arange(30) / 10
+    power_w = np.where(np.arange(30) % 3 == 0, 128.0, 500.0)  # 376 W, where the counter gains 250
+    counter_j = 250.0 * at_s
+    assert _sound_counter(at_s, power_w, counter_j) is counter_j
+    assert _sound_counter(at_s, np.full(30, 500.0), counter_j) is None  # nothing was drawn that explains it
+    assert _sound_counter(at_s, power_w, 1000 * counter_j) is None
+
+
+def test_a_reading_tells_the_mean_since_the_one_before_by_the_counter() -> None:
+    clock, counted = VirtualClock(), iter((0.0, 10.0, 35.0, 60.0, 85.0, 110.0))
+    device = Scripted(clock)
+    device.read_power = lambda: PowerSample(clock.now_s(), 400.0, next(counted))  # type: ignore[method-assign]
+    with Meter(device) as meter:  # type: ignore[arg-type]
+        clock.sleep(0.35)
+        readings = meter.readings_after(-1.0)
+    assert readings[0].mean_w == 400.0
+    assert [reading.mean_w for reading in readings[1:]] == pytest.approx([250.0] * (len(readings) - 1))

@@ -248,6 +248,14 @@ def test_the_cap_holds_and_the_watcher_hears_everything() -> None:
     assert heard[0][1].startswith("to learn")
 
 
+def test_no_search_ends_at_its_cap_while_much_is_to_be_gained() -> None:
+    problem = world.problem(Budget(power_w=7.0))
+    capped = Search(problem, most=5, least_gain=0.0, much_gain=1.0)
+    assert len(capped.run(world.truth).measurements) == 5
+    longer = Search(problem, most=5, least_gain=0.0, much_gain=1e-12)
+    assert 5 < len(longer.run(world.truth).measurements) <= 10, "but no more than twice as many"
+
+
 def test_the_same_seed_measures_the_same_settings() -> None:
     problem = world.problem(Budget(power_w=7.0))
     one, two = (Search(problem, seed=3).run(world.truth) for _ in range(2))

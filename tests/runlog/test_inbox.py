@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from underwatt.device.journal import state_dir
 from underwatt.errors import InputError
+from underwatt.helper.journal import state_dir
 from underwatt.runlog.inbox import Inbox, post_budget, register_run, run_folder, running_runs
 
 

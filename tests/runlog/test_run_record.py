@@ -191,3 +191,9 @@ def test_the_verdict_is_what_the_run_itself_said_last(path: Path) -> None:
         log.write(Ended(at_s=30.0, outcome="reached", restored=True, verdict=at_the_end))
     assert read_log(path).verdict() == at_the_end
     assert read_log(path).verdict().held is False
+
+
+def test_a_budget_smaller_than_a_log_can_write_is_judged_all_the_same(tmp_path: Path) -> None:
+    record = recorded(tmp_path / "log.jsonl", [1.0] * 100, budgets=((0.0, 1e-9),))
+    assert record.verdict().held is False
+    assert 0 < record.verdict().worst_over < math.inf

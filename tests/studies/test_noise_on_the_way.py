@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from underwatt.jobs.job_address import load_job
+from underwatt.jobs.job import load_job
 from underwatt.jobs.training import build_model
 from underwatt.records import ConvergenceRun
 from underwatt.studies.proxy_training import measure_noise_scale, noise_scale_on_the_way

@@ -9,8 +9,7 @@ import torch
 from hypothesis import given, strategies as st
 
 from underwatt.errors import InputError, JobError, OutOfMemoryError, StepError
-from underwatt.jobs.job import Effort, Job
-from underwatt.jobs.job_address import load_job
+from underwatt.jobs.job import Effort, Job, load_job
 from underwatt.studies.proxy_training import crossing, train_to_target, usual_effort
 
 ADDRESS = f"{Path(__file__).parents[1] / 'helpers' / 'small_job.py'}:job"

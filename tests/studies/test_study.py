@@ -12,8 +12,7 @@ from pathlib import Path
 import pytest
 
 from underwatt.errors import InputError
-from underwatt.jobs.job import Effort, Job
-from underwatt.jobs.job_address import load_job
+from underwatt.jobs.job import Effort, Job, load_job
 from underwatt.records import ConvergenceRun
 from underwatt.studies.study import (
     HOPELESS_FACTOR,
@@ -148,7 +147,7 @@ STUDY_FOREVER = """
 import sys
 from underwatt.studies.study import StudySettings, study
 from underwatt.jobs.job import Effort
-from underwatt.jobs.job_address import load_job
+from underwatt.jobs.job import load_job
 address = sys.argv[1]
 def show(progress):
     print("scored", flush=True)

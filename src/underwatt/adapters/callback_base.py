@@ -126,12 +126,17 @@ class TrainerBudget:
         found_batch_size: int | None,
         parts: int,
         model: nn.Module,
+        steps: float,
+        made: int,
         rank: int = 0,
         processes: int = 1,
         optimizer: Any = None,
         schedulers: Sequence[Any] = (),
     ) -> None:
-        """Take hold of the device; a step is ``parts`` passes whose gradients are added up."""
+        """Take hold of the device; a step is ``parts`` passes whose gradients are added up.
+
+        The training has ``steps`` of the own size in all, as far as that is known, and ``made`` so many of them.
+        """
         self._end_tuner()  # a trainer that ran out of memory may begin again
         batch_size = self._given_batch_size or found_batch_size
         if not batch_size:
@@ -150,6 +155,8 @@ class TrainerBudget:
         self._go_on(rank)
         if rank == 0:
             self._take_hold(model, processes)
+            assert self._tuner is not None
+            self._tuner.lasts(steps * self._step_size - (self._trained or made * self._step_size))
         self._agree()
 
     def _take_hold(self, model: nn.Module, processes: int) -> None:
@@ -232,7 +239,8 @@ class TrainerBudget:
 
     def _step_ended(self, loss: Any = None, passes: int = 0) -> None:
         """An optimizer step is done, in so many passes if it is known; waits where the budget asks for it."""
-        size = self._batches.trained(passes or self._parts) if self._batches is not None else self._step_size
+        passes = passes or self._parts
+        size = self._batches.trained(passes) if self._batches is not None else self._step_size * passes // self._parts
         self._trained += size
         if self._tuner is not None:
             self._tuner.step(loss, batch_size=size)

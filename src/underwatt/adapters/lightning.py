@@ -41,11 +41,14 @@ class LightningCallback(TrainerBudget, Callback):
         self._step_is_under_way, self._global_step, self._passes = False, trainer.global_step, 0
         parts, found = trainer.accumulate_grad_batches, _batch_size_of(trainer.train_dataloader)
         self._resumed, self._checkpoint = self._checkpoint or {}, None
+        steps = trainer.estimated_stepping_batches  # before our batches, whose number nobody knows
         is_varied = self._take_loader(trainer)
         self._begin(
             found_batch_size=found,
             parts=parts,
             model=pl_module,
+            steps=steps,
+            made=trainer.global_step,
             rank=trainer.global_rank if trainer.is_global_zero else max(1, trainer.global_rank),
             processes=trainer.world_size,
             optimizer=trainer.optimizers[0] if trainer.optimizers else None,

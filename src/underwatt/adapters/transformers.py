@@ -50,6 +50,7 @@ class TransformersCallback(TrainerBudget, TrainerCallback):
     _loss: float | None = None
     _limit_samples = math.inf
     _own_steps = 1  # of an epoch
+    _passes = 0  # of the step under way, but for the last one
 
     def on_init_end(self, *_: Any, **__: Any) -> None:
         """Take part in what a trainer tells no callback: its loader, where it goes on, and an exception."""
@@ -126,6 +127,8 @@ class TransformersCallback(TrainerBudget, TrainerCallback):
             found_batch_size=whole // max(1, args.n_gpu),  # of one device
             parts=args.gradient_accumulation_steps,
             model=kwargs["model"],
+            steps=state.max_steps,
+            made=state.global_step,
             rank=args.process_index if state.is_world_process_zero else max(1, args.process_index),
             processes=args.world_size,
             optimizer=kwargs.get("optimizer"),
@@ -136,15 +139,20 @@ class TransformersCallback(TrainerBudget, TrainerCallback):
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         """Begin a step; the last one is that with which the samples are trained on."""
+        self._passes = 0
         self._step_begins()
         if self._batches is not None and (self._schedule == "samples" or args.max_steps <= 0):
             state.max_steps = state.global_step + self._steps_left(self._limit_samples)
 
     on_train_end = TrainerBudget._end
 
+    def on_substep_end(self, *_: Any, **__: Any) -> None:
+        """A pass is done, and its gradients are kept; at the end of an epoch a step has fewer of them."""
+        self._passes += 1
+
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         """End a step; evaluation and saving may follow it."""
-        self._step_ended(self._loss)
+        self._step_ended(self._loss, self._passes + 1)
         if self._batches is not None:
             state.epoch = self._trained / len(self._batches.sampler)
         self.on_epoch_end(args, state, control)

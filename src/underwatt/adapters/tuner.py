@@ -295,6 +295,11 @@ class Tuner:
         """Use ``with tuner.saving():`` around whatever is neither step nor test, such as writing a checkpoint."""
         return self._pilot.moving_state()
 
+    def lasts(self, samples: float) -> None:
+        """The training is known to end after so many samples more: a search must be worth what it gains until then."""
+        ends = self._pilot.samples + samples
+        self._pilot.controller.samples_left = lambda: max(0.0, ends - self._pilot.samples)
+
     def note(self, level: str, text: str) -> None:
         """Say something in the log: ``info`` or ``warning``."""
         self._pilot.note(level, text)

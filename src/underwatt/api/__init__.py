@@ -7,6 +7,7 @@ way, as records, so that ``listener=print`` shows it; without one, notes go to t
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import cached_property
@@ -27,9 +28,8 @@ from underwatt.events import Noted
 from underwatt.jobs.command import Limits
 from underwatt.jobs.command_run import KEPT_NAME, run_command
 from underwatt.jobs.identity import job_info
-from underwatt.jobs.job import Job
-from underwatt.jobs.job_address import load_job
-from underwatt.jobs.runs import Run, RunOptions, RunResult, again, run_job, threads_note
+from underwatt.jobs.job import Job, load_job
+from underwatt.jobs.runs import Run, RunOptions, RunResult, again, run_job, stopped, threads_note
 from underwatt.measure.measurement import MeasureOptions
 from underwatt.measure.series import expected_s, ordered_settings, run_profile, to_measure
 from underwatt.records import Profile
@@ -311,25 +311,30 @@ def run(
         references = lookup.load_references(
             kept, options.references, kept.profile(kept.profile_id(device.info, info), telling=True)
         )
-        made = Run(options, device, live, folder, kept, sizes, curve, references, listener, watch)
+        where, process = folder.absolute(), os.getpid()  # a job may go elsewhere, and may fork
+        made = Run(options, device, live, where, kept, sizes, curve, references, listener, watch)
         aim = (f", target {loaded.target:g}" if loaded.has_target else ", without a target") if is_job else ""
         what = f"{info.name} on {device.info.name}, budget {live}{aim}."
         simulated = " Time and watts are simulated; the training is real." if device.info.simulated else ""
         listener(Noted(level="info", text=f"{what}{simulated} Folder: {folder}"))
         try:
-            if not is_job:
-                return run_command(made, workload)
-            if (note := threads_note()) and device_of(loaded).type == "cpu":
+            if is_job and (note := threads_note()) and device_of(loaded).type == "cpu":
                 listener(Noted(level="info", text=note))
-            return run_job(made, loaded)
+            ended = run_job(made, loaded) if is_job else run_command(made, workload)
         except (KeyboardInterrupt, SystemExit):
-            if any(folder.glob("checkpoint*.pt")) or (folder / KEPT_NAME).exists():
-                line = f"run(job, folder={str(folder)!r}, resume=True, …)"
-                if not isinstance(words, Job):
-                    line = again(options, words, folder)
-                text = f"Stopped; the device is as it was. Go on with: {line}"
-                listener(Noted(level="info", text=text))
+            if os.getpid() == process and (said := stopped(where, _line_of(options, words, folder, where))):
+                listener(Noted(level="info", text=said))
             raise
+        return replace(ended, folder=folder) if folder.absolute() == where else ended
+
+
+def _line_of(options: RunOptions, words: Job | Sequence[str], folder: Path, where: Path) -> str:
+    """What goes on with a run that was stopped; empty where nothing can."""
+    if not any(where.glob("checkpoint*.pt")) and not (where / KEPT_NAME).exists():
+        return ""
+    if isinstance(words, Job):
+        return f"run(job, folder={str(folder)!r}, resume=True, …)"
+    return again(options, words, folder)
 
 
 def _refuse_idle(options: RunOptions, words: Any, *, is_job: bool) -> None:

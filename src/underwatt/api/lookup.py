@@ -156,7 +156,7 @@ def stored_curve(
     if not any(run.reached and run.target == aim for run in runs):
         shape = usual_shape(others)
         why = f"No training reached the target {aim:g}" if runs else "No convergence runs of this workload are stored"
-        tell(Noted(level="warning", text=f"{why}. {weighed_by(shape)}"))
+        tell(Noted(level="warning", text=f"{why}. {weighed_by(shape, workload)}"))
         return shape
     count = sum(run.target == aim for run in runs)
     tell(Noted(level="info", text=f"Samples to target {aim:g}, from {count} trainings."))
@@ -172,13 +172,14 @@ def curve_to(store: Store, workload: WorkloadInfo, target: float, tell: Listener
         return stored_curve(store, workload, tell, target=target if target in made_for else None)
     shape = fit_convergence(runs, reached[0], prior=shape_prior(other_trainings(store, workload.id))).relative()
     text = f"The convergence runs are for {', '.join(f'{one:g}' for one in made_for)}, the job wants {target:g}."
-    tell(Noted(level="warning", text=f"{text} {weighed_by(shape)}"))
+    tell(Noted(level="warning", text=f"{text} {weighed_by(shape, workload)}"))
     return shape
 
 
-def weighed_by(shape: RelativeCurve) -> str:
+def weighed_by(shape: RelativeCurve, workload: WorkloadInfo) -> str:
     """What batch sizes are weighed by while it is not known how this training learns, in a sentence or two."""
-    return f"Batch sizes are weighed by {shape.said()}. `underwatt converge JOB` would make it sure."
+    sure = " `underwatt converge JOB` would make it sure." if workload.batch_sizes else ""  # a command has none
+    return f"Batch sizes are weighed by {shape.said()}.{sure}"
 
 
 # Devices and their settings.

@@ -5,6 +5,8 @@ Exit codes: 0 done, 1 something went wrong, 2 the command line or a file makes n
 
 from __future__ import annotations
 
+import errno
+import io
 import sys
 from importlib import import_module
 from typing import Any
@@ -59,6 +61,9 @@ COMMANDS = {
     ),
 }
 
+
+# Looking whether a file is there fails so where a folder above it is closed to this user, or no disk takes its name.
+CLOSED_PATHS = (errno.EACCES, errno.EPERM, errno.ENAMETOOLONG)
 
 # \b keeps the lines as they are.
 EXAMPLE = """\b
@@ -133,6 +138,9 @@ def _root(
 
 def main(arguments: list[str] | None = None) -> None:
     """Run the command line; errors raised on purpose become one sentence and an exit code."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # a terminal that knows no ✓ still gets the rest
     console = Console(stderr=True, highlight=False, soft_wrap=True)
     try:
         app(args=arguments)
@@ -141,6 +149,12 @@ def main(arguments: list[str] | None = None) -> None:
         if exc.hint:
             console.print(f"  [dim]→[/] {escape(exc.hint)}")
         sys.exit(2 if isinstance(exc, InputError) else 1)
+    except OSError as exc:
+        if exc.errno not in CLOSED_PATHS or exc.filename is None:
+            raise
+        console.print(f"[bold red]error:[/] {escape(str(exc.filename))} cannot be looked at ({exc.strerror}).")
+        console.print("  [dim]→[/] Name another one, or have its owner let you in.")
+        sys.exit(2)
     except KeyboardInterrupt:
         console.print("interrupted")
         sys.exit(130)

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from underwatt.budget import Schedule
     from underwatt.convergence.curve import ConvergenceCurve
-    from underwatt.demo.board import Bench, Result
+    from underwatt.demo.trainings import Bench, Result
     from underwatt.events import Event
     from underwatt.jobs.job import Job
     from underwatt.planning.search import SearchResult
@@ -46,7 +46,7 @@ def demo(
     board: list[str] = Option(list(BOARDS), help="The virtual boards to show it on."),
 ) -> None:
     """Train a small network for real on virtual boards, under budgets that change, beside the usual way to do it."""
-    from underwatt.demo.board import Bench, digits, samples_in_hindsight
+    from underwatt.demo.trainings import Bench, digits, samples_in_hindsight
     from underwatt.jobs._torch import torch
     from underwatt.jobs.identity import job_info
     from underwatt.store.store import Store
@@ -90,7 +90,7 @@ def demo(
 def _converge(job: Job, workload: WorkloadInfo, store: Store) -> ConvergenceCurve:
     """Samples to the target by batch size, from trainings on proxy data."""
     from underwatt.convergence.curve import fit_convergence
-    from underwatt.demo.board import EVALUATE_EVERY, LIMIT
+    from underwatt.demo.trainings import EVALUATE_EVERY, LIMIT
     from underwatt.jobs.job import Effort
     from underwatt.studies.study import StudySettings, spread_batch_sizes, study
 
@@ -108,7 +108,7 @@ def _converge(job: Job, workload: WorkloadInfo, store: Store) -> ConvergenceCurv
 
 
 def _one_board(bench: Bench, samples: dict[int, float]) -> None:
-    from underwatt.demo.board import Rivals, budgets_w, measure_few, passed, plan_for, train_underwatt
+    from underwatt.demo.trainings import Rivals, budgets_w, measure_few, passed, plan_for, train_underwatt
 
     OUT.rule(f"[bold]{escape(bench.device().info.name)}[/]", align="left", style="dim")
     measured = measure_few(bench)

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from rich.table import Table
 
-    from underwatt.api.decide import DevicePlan, ExpectedSetting, Forecast
+    from underwatt.api.plan import DevicePlan, ExpectedSetting, Forecast
     from underwatt.rivals.compare import Alternative
 
 PREDICTOR: Any = Option(
@@ -153,7 +153,7 @@ def plan(
 
 
 def _say_search(event: object) -> None:
-    from underwatt.api.decide import SearchStep
+    from underwatt.api.plan import SearchStep
 
     common.say_note(event)
     if isinstance(event, SearchStep):

@@ -9,6 +9,7 @@ import signal
 import sys
 import time
 from contextlib import redirect_stdout
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +20,7 @@ from typer import Argument, Exit, Option, Typer, echo
 
 import underwatt
 from underwatt.cli import common
-from underwatt.events import BudgetChanged, Judgement, Measured, Noted, Scored, SettingChanged
+from underwatt.events import BudgetChanged, Ended, Judgement, Measured, Noted, Scored, SettingChanged
 from underwatt.jobs.workloads import JOB_HELP
 from underwatt.records import to_json
 from underwatt.reports.words import allowed, duration
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 
     from underwatt.control.pilot import Pilot
     from underwatt.events import Verdict
+    from underwatt.runlog.run_record import RunRecord
 
 RUN: Any = Option(None, "--run", help="Folder of the run; the one under way by default.", show_default=False)
 
@@ -72,9 +74,11 @@ class Display:
     def __init__(self, console: Console) -> None:
         self._console = console
         self._live = Live(console=console, transient=True, auto_refresh=False)
-        self._period_s = PERIOD_S if console.is_terminal else LINE_PERIOD_S
+        self._moves = console.is_terminal and not console.is_dumb_terminal  # on which nothing can move
+        self._period_s = PERIOD_S if self._moves else LINE_PERIOD_S
         self._next = time.monotonic() + self._period_s
         self._score: tuple[float, float | None] | None = None
+        self.end: Ended | None = None  # as the run told it
 
     def __enter__(self) -> Self:
         with CLOSED_TERMINAL:
@@ -99,6 +103,8 @@ class Display:
             self.say(f"{begin}{escape(event.text)}[/]")
         elif isinstance(event, Scored):
             self._score = event.value, event.target
+        elif isinstance(event, Ended):
+            self.end = event
 
     def watch(self, pilot: Pilot) -> None:
         """A step has ended."""
@@ -108,7 +114,7 @@ class Display:
         self._next = now + self._period_s
         line = self._line(pilot)
         with CLOSED_TERMINAL:
-            if self._console.is_terminal:
+            if self._moves:
                 self._live.update(line, refresh=True)
             else:
                 self._console.print(line, soft_wrap=True)
@@ -177,7 +183,7 @@ def run(
     display = Display(common.LOG)
     with redirect_stdout(sys.stderr), display:  # what a job prints is not our answer
         ended = underwatt.run(job, options, listener=display.listen, watch=display.watch)
-    log = ended.record()
+    log = _to_its_end(ended.record(), display)
     verdict = log.verdict()
     if as_json:
         record = to_json(ended)
@@ -198,6 +204,15 @@ def run(
         common.say(f"{escape(f'{which} {model}.{last}')} To load it:")
         common.say(escape(f"model.load_state_dict(torch.load({str(model)!r}))"))
     raise Exit(exit_code(ended.outcome, verdict))
+
+
+def _to_its_end(log: RunRecord, display: Display) -> RunRecord:
+    """What a log holds, with the end that the run told where it could not be written: the disk is full, say."""
+    told = display.end
+    if told is None or (log.end is not None and log.end.at_s > told.at_s - 0.01):
+        return log
+    display.say("[bold yellow]Warning: The log could not be written to its end; a report will lack what is missing.[/]")
+    return replace(log, events=(*log.events, told))
 
 
 def exit_code(outcome: str, verdict: Verdict) -> int:

@@ -72,6 +72,7 @@ class Actuator:
         self.judge = judge or LiveJudge(meter, self._begun_s)
         self._settling = self.judge.settling
         self._share_done = 0.0
+        self.samples_left: Callable[[], float] = lambda: math.inf  # to the end, where that is known
         self._paused_s = 0.0
 
     # What others may ask
@@ -113,8 +114,10 @@ class Actuator:
 
     @property
     def time_left_s(self) -> float:
-        """Expected from the setting in use; inf while nothing is known."""
-        return self.state.room.expected_s(self.setting) * (1 - self._share_done)
+        """Expected from the setting in use, to the target or the training's end; inf while nothing is known."""
+        room, left = self.state.room, self.samples_left()
+        to_end_s = left * room.sample_s(self.setting) if math.isfinite(left) else math.inf
+        return min(room.expected_s(self.setting) * (1 - self._share_done), to_end_s)
 
     def weigh(self, shape: RelativeCurve) -> None:
         """Batch sizes compare otherwise than was known: settings are searched for anew when there is time to."""

@@ -81,7 +81,7 @@ class Controller(Actuator):
         now_s, setting, fast, budget_w = self._now_s(), self.setting, self.fast_path, self.budget_w
         assert setting is not None, "a training begins with one"
         steps, fast.steps, fast.until_s = fast.steps + 1, 0, -math.inf
-        self.judge.steps_take((now_s - self._stepped_s) / steps)
+        self.judge.stepped(self._stepped_s, max(self._stepped_s, self.state.last_pause_s), now_s, steps)
         self._stepped_s = now_s
         if self.measuring is None and self.phase is Phase.SEARCHING and batch_size == setting.batch_size:
             self.measuring = self._start_measuring(now_s)

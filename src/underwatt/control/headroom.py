@@ -46,6 +46,9 @@ USUAL_VIEW_S, LONGEST_VIEW_S = 3600.0, 86_400.0
 CAUTION_TO_FIT = 4.0
 MEASURING_COSTS_S = 0.6
 MOST_ANEW = 3  # measurements where only batch sizes are weighed otherwise; not tuned
+MUCH_GAIN = 0.02  # no search ends at so many measurements while so much is to be gained, before there are twice as many
+# What was found has turned out to draw too much, and the next best is worse by this share: the search was not over.
+FELL_BEHIND = 0.03
 FEWEST_STEPS = 3
 UNBOUNDED_W = 1e9  # where neither watts nor joules are bounded, and no deadline can be kept
 
@@ -161,6 +164,18 @@ class Headroom:
         row = int(np.argmax(self.base.candidates.batch_size == known.setting.batch_size))
         return float(known.step_s * self.knowledge.drift.slow_factor * np.exp(self.base.log_steps[row]))
 
+    def sample_s(self, setting: Setting | None) -> float:
+        """What a sample takes, with its pauses, at a setting, or else at the best that was measured; else inf."""
+        known = self.knowledge.of(setting) if setting else None
+        if known is None or not known.usable:
+            best = self.knowledge.best(self.problem())
+            if best is None:
+                return math.inf
+            known = best.measurement
+        drift, step_s = self.knowledge.drift, known.step_s * self.knowledge.drift.slow_factor
+        busy = self.problem().busy_share(np.array([known.power_w + drift.extra_w]), np.array([step_s]))
+        return step_s / known.setting.batch_size / float(busy[0])
+
     def is_ruled_out(self, so_far: Measurement | None, options: ControlOptions) -> bool:
         """Whether a setting under measurement is out already: it draws too much, or is clearly too slow."""
         if so_far is None or so_far.power_w_ci95 > 2 * options.rough * so_far.power_w:
@@ -249,10 +264,13 @@ class LevelSearch:
             known=known,
             first=min(FIRST, len(problem)),
             caution=CAUTION_TO_FIT,
+            much_gain=MUCH_GAIN,
             safe=has_knobs,  # without knobs, pauses hold the budget whatever a step draws
         )
         self._level_w, self._base, self._goal = math.nan, problem, problem.goal
         self.done_w: list[float] = []  # for which watts there was a search of the same that came to its end
+        self._made: dict[float, int] = {}  # measurements for these watts, however batch sizes were weighed
+        self._found: dict[float, float] = {}  # how good what was found for these watts was
 
     def _is_same(self, room: Headroom) -> bool:
         """Whether the same is searched for, but for the watts."""
@@ -262,28 +280,49 @@ class LevelSearch:
         """Whether there was a search for about as many watts already."""
         if not self._is_same(room) or self._knowledge.mistaken:
             return False
-        return any(math.isclose(room.left_w, done_w, rel_tol=self._options.same_level) for done_w in self.done_w)
+        return self._is_near(room.left_w, self.done_w) and not self._fell_behind(room)
+
+    def _fell_behind(self, room: Headroom) -> bool:
+        """Whether the best that is known is clearly worse than what the last search for such watts ended with.
+
+        A board draws more once it is warm: what just fitted does no more, and the next best may be far below.
+        """
+        near = [score for watts, score in self._found.items() if self._is_near(room.left_w, [watts])]
+        may_have = near and room.has_knobs and room.goal is Goal.SOONEST
+        best = self._knowledge.best(room.problem()) if may_have else None
+        return best is not None and best.fits and best.score(room.goal) > (1 + FELL_BEHIND) * near[-1]
+
+    def _is_near(self, level_w: float, levels_w: list[float]) -> bool:
+        return any(math.isclose(level_w, one_w, rel_tol=self._options.same_level) for one_w in levels_w)
 
     def ask(self, room: Headroom, elapsed_s: float, time_left_s: float) -> Ask | None:
         """The setting to measure next; ``None`` where that is worth nothing."""
         if self._knowledge.mistaken:
             self._knowledge.mistaken = False
             self.start_over(room, self._knowledge.measurements())
+        elif self._is_same(room) and self._fell_behind(room):
+            elsewhere = {w: score for w, score in self._found.items() if not self._is_near(room.left_w, [w])}
+            self.start_over(room, self._knowledge.measurements())  # as they are known now
+            self.done_w, self._found = list(elsewhere), elsewhere
         level_w, is_same = room.left_w, self._is_same(room)
-        is_new = room.goal is not self._goal or not math.isclose(level_w, self._level_w, rel_tol=1e-3)
+        has_moved = not math.isclose(level_w, self._level_w, rel_tol=1e-3)
         if not is_same:
-            self._goal, self._base, self.done_w = room.goal, room.base, []
-        if is_new or not is_same:
-            time_s = room.time_at_level_s(elapsed_s, time_left_s, self._options.same_level)
+            if room.goal is not self._goal:
+                self._made = {}
+            self._goal, self._base, self.done_w, self._found = room.goal, room.base, [], {}
+        time_s = room.time_at_level_s(elapsed_s, time_left_s, self._options.same_level)
+        if has_moved or not is_same:
             problem = room.problem()
             if room.has_knobs:  # pauses would blur the reading: they are for settings whose power is known already
                 problem = replace(problem, idle_w=None)
+            made = sum(count for watts, count in self._made.items() if self._is_near(level_w, [watts]))
             self._search = self._search.under(
                 problem,
-                most=self._options.most_a_level if is_new else MOST_ANEW,
-                least_gain=max(self._options.least_gain, MEASURING_COSTS_S / time_s),
+                most=max(self._options.most_a_level - made, MOST_ANEW if made else 1),
             )
             self._level_w = level_w
+        # A gain is worth what is left of the training to have it in.
+        self._search.least_gain = max(self._options.least_gain, MEASURING_COSTS_S / time_s)
         ask = self._search.ask()
         while ask is not None and not self._knowledge.usable(ask.setting):
             if self._knowledge.is_refused(ask.setting.mode):
@@ -300,6 +339,9 @@ class LevelSearch:
     def ends(self, room: Headroom) -> None:
         """The search for the watts in force is over."""
         self.done_w.append(room.left_w)
+        self._found.pop(room.left_w, None)
+        if (best := self._knowledge.best(room.problem())) is not None and best.fits:  # the newest stands last
+            self._found[room.left_w] = best.score(room.goal)
 
     def tried_in_vain(self, room: Headroom) -> bool:
         """What was tried draws too much; where pauses may hold watts that nothing keeps without, one try is enough."""
@@ -311,3 +353,4 @@ class LevelSearch:
     def tell(self, measurement: Measurement) -> None:
         """Take in a measurement, as it would be without drift."""
         self._search.tell(measurement)
+        self._made[self._level_w] = self._made.get(self._level_w, 0) + 1

@@ -1,10 +1,11 @@
 """The judge of a run: was the budget held? Judged while the run goes on; its log and its report repeat the verdict.
 
 Mean watts: the mean over the budget's own window (5 s where it names none), or over five steps where those take
-longer (but at most a minute), may be above the budget by 2% for at most 1% of the time. A sensor lags, so that it shows
-a load that came or went too late, and less of a brief one: as its lag is known by and by, what it has yet to show is
-added to the mean. Peak watts: no reading may be above them; after a fall, what still shows the watts of before is
-excused while the lag lasts.
+longer (but at most a minute), may be above the budget by 2% for at most 1% of the time. Where joules are counted, steps
+that are so long are judged with the pauses after them, five at a time and nothing cut off. Another sensor lags, so that
+it shows a load that came or went too late, and less of a brief one: as its lag is known by and by, what it has yet to
+show is added to the mean. Peak watts: no reading may be above them; after a fall, what still shows the watts of before
+is excused while the lag lasts.
 """
 
 from __future__ import annotations
@@ -108,6 +109,8 @@ class Judge:
         self.lag_s = 0.0  # of the sensor, as far as it is known
         self._bound = Bound()
         self._steps_s: deque[float] = deque(maxlen=WINDOW_STEPS)
+        self._begins_s: deque[float] = deque(maxlen=WINDOW_STEPS + 1)  # of steps, where joules are counted
+        self._unjudged_s: float | None = None  # since when a long step waits to be judged
         self._window: deque[tuple[Second, float]] = deque()  # with the watts that were in force
         # After a fall of peak watts the sensor shows for a while what was before, which the watts before it bound.
         self._fallen_from_w = self._excused_until_s = -math.inf
@@ -128,6 +131,29 @@ class Judge:
         """So long a step took, with the pause before it."""
         self._steps_s.append(seconds)
 
+    def has_long_steps(self, now_s: float) -> bool:
+        """Whether five steps with their pauses take longer than a window, and they are told of one by one."""
+        begins_s = self._begins_s
+        if not begins_s or self._bound.is_peak or now_s - begins_s[-1] > LONGEST_WINDOW_S:
+            return False
+        if len(begins_s) <= WINDOW_STEPS:
+            return (now_s - begins_s[0]) / len(begins_s) > self._bound.window_s / WINDOW_STEPS
+        return max(begins_s[-1] - begins_s[0], now_s - begins_s[-1]) > self._bound.window_s
+
+    def step_begins(self, at_s: float) -> None:
+        """A step begins, the pause before it is over, and all seconds until then were taken."""
+        self._begins_s.append(at_s)
+        is_whole = len(self._begins_s) > WINDOW_STEPS and bool(self._window)
+        if not is_whole or not self.has_long_steps(at_s) or math.isinf(self._bound.power_w):
+            return
+        end_s = self._window[-1][0].end_s
+        over = self._over_mean(max(self._begins_s[0], end_s - LONGEST_WINDOW_S), end_s)
+        if over is not None:
+            self.over = over
+            if self._unjudged_s is not None:
+                self._count(self._unjudged_s, end_s, over)
+            self._unjudged_s = None
+
     def take(self, second: Second) -> None:
         """Judge one more second."""
         bound = self._bound
@@ -141,13 +167,17 @@ class Judge:
                 return
             if second.max_w > (1 + TOLERANCE) * bound.power_w:  # still above when the lag is over: so all the time
                 for one in self._excused:
-                    self._count(one, one.max_w / bound.power_w - 1)
+                    self._count(one.begin_s, one.end_s, one.max_w / bound.power_w - 1)
             self._fallen_from_w, self._excused = -math.inf, []
         self._window.append((second, bound.power_w))
+        if self.has_long_steps(second.end_s):
+            self._unjudged_s = second.begin_s if self._unjudged_s is None else self._unjudged_s
+            return
         over = self._over(second)
         if over is not None:
             self.over = over
-            self._count(second, over)
+            self._count(second.begin_s if self._unjudged_s is None else self._unjudged_s, second.end_s, over)
+            self._unjudged_s = None
 
     def _over(self, second: Second) -> float | None:
         """How far this second, or the window that it ends, lies above the budget; ``None`` before a window is full."""
@@ -157,7 +187,9 @@ class Judge:
             self.drawn_w, self.allowed_w = second.max_w, bound.power_w
             return second.max_w / bound.power_w - 1
         window_s = max(bound.window_s, min(sum(self._steps_s), LONGEST_WINDOW_S))
-        begin_s = second.end_s - window_s
+        return self._over_mean(second.end_s - window_s, second.end_s)
+
+    def _over_mean(self, begin_s: float, end_s: float) -> float | None:
         while self._window[0][0].end_s <= begin_s:
             self._window.popleft()
         total_s = drawn_j = allowed_j = 0.0
@@ -168,7 +200,7 @@ class Judge:
                 drawn_j + seconds * one.mean_w,
                 allowed_j + seconds * allowed_w,
             )
-        if total_s < FULL * window_s:
+        if total_s < FULL * (end_s - begin_s):
             return None
         drawn_j += self._unseen_j(drawn_j / total_s, begin_s)
         self.drawn_w, self.allowed_w = drawn_j / total_s, allowed_j / total_s
@@ -181,16 +213,16 @@ class Judge:
         rise_w = last.ended_w - (first.began_w + since * (first.ended_w - first.began_w))
         return self.lag_s * rise_w if abs(rise_w) > CLEAR * mean_w else 0.0  # none where that is not known
 
-    def _count(self, second: Second, over: float) -> None:
+    def _count(self, begin_s: float, end_s: float, over: float) -> None:
         verdict, is_peak = self.verdict, self._bound.is_peak
-        verdict = replace(verdict, judged_s=verdict.judged_s + second.seconds)
+        verdict = replace(verdict, judged_s=verdict.judged_s + end_s - begin_s)
         if over > (0.0 if is_peak else TOLERANCE):
             verdict = replace(
                 verdict,
-                over_s=verdict.over_s + second.seconds,
+                over_s=verdict.over_s + end_s - begin_s,
                 peaks=verdict.peaks + is_peak,
                 worst_over=max(verdict.worst_over, over),
-                since_s=second.begin_s if verdict.since_s is None else verdict.since_s,
+                since_s=begin_s if verdict.since_s is None else verdict.since_s,
             )
         self.verdict = verdict
 
@@ -198,11 +230,12 @@ class Judge:
 class LiveJudge:
     """Judges a run under way by its meter's readings; ``catch_up`` as often as you like."""
 
-    def __init__(self, meter: Meter, begun_s: float, before: Verdict | None = None) -> None:
+    def __init__(self, meter: Meter, begun_s: float, before: Verdict | None = None, elapsed_s: float = 0.0) -> None:
         self._meter, self._begun_s = meter, begun_s
         self._judge = Judge(before)
         newest = meter.newest
-        self._read_s = begun_s if newest is None else newest.at_s
+        # An earlier part, so long, is judged already, and nothing was read while the run was stopped.
+        self._read_s = begun_s + elapsed_s if newest is None else newest.at_s
         self._seconds = Seconds(self._read_s - begun_s)
         self.settling = Settling()  # what is known of the sensor's lag; whoever measures adds to it
         self._why = ""
@@ -232,11 +265,14 @@ class LiveJudge:
         """The verdict so far."""
         return replace(self._judge.verdict, why=self._why)
 
-    def catch_up(self) -> None:
+    def catch_up(self, until_s: float = math.inf) -> None:
         """Take in what was read since the last time."""
-        self._judge.lag_s = self.settling.typical_s
+        self._judge.lag_s = 0.0 if self._meter.counts_joules else self.settling.typical_s
         for reading in self._meter.readings_after(self._read_s):
-            for second in self._seconds.read(reading.at_s - self._begun_s, reading.power_w):
+            if reading.at_s > until_s:
+                break
+            power_w = reading.power_w if self._is_peak else reading.mean_w
+            for second in self._seconds.read(reading.at_s - self._begun_s, power_w):
                 self._judge.take(second)
             self._read_s = reading.at_s
 
@@ -247,11 +283,23 @@ class LiveJudge:
         bound = Bound(power_w, self._is_peak, budget.window_s or DEFAULT_WINDOW_S)
         self._judge.budget(now_s - self._begun_s, bound)
 
-    def steps_take(self, seconds: float) -> None:
-        """So long a step took, with the pause before it."""
-        if seconds > 1.0:  # what was read in it is judged over the steps before it
-            self.catch_up()
-        self._judge.steps_take(seconds)
+    def stepped(self, ended_s: float, began_s: float, now_s: float, steps: int) -> None:
+        """So many steps have ended now; the first of them began when the pause after the last step was over."""
+        seconds = (now_s - ended_s) / steps
+        if not self._meter.counts_joules:
+            if seconds > 1.0:  # what was read in it is judged over the steps before it
+                self.catch_up()
+            self._judge.steps_take(seconds)
+            return
+        for step in range(max(0, steps - WINDOW_STEPS - 1), steps):
+            self._step_begins(began_s + step * (now_s - began_s) / steps)
+
+    def _step_begins(self, at_s: float) -> None:
+        if self._judge.has_long_steps(at_s - self._begun_s):
+            self.catch_up(at_s)
+            for second in self._seconds.cut():
+                self._judge.take(second)
+        self._judge.step_begins(at_s - self._begun_s)
 
     def because(self, why: str) -> None:
         """Why the budget is not held; the first reason is kept."""

@@ -278,7 +278,7 @@ IDLE_DOUBT = 0.15  # standard deviation of what a pause draws, as a share: it ha
 
 def mean_reading_w(meter: Meter, since_s: float) -> float:
     """Mean of the newest readings; NaN where there are none. Cheap: it is asked a few times a second."""
-    watts = [reading.power_w for reading in meter.readings_after(since_s)]
+    watts = [reading.mean_w for reading in meter.readings_after(since_s)]
     return sum(watts) / len(watts) if watts else math.nan
 
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 from datetime import datetime
 from typing import TYPE_CHECKING, Protocol
 
-from underwatt.budget import DAY_S, Budget, parse_watts
+from underwatt.budget import DAY_S, Budget, Watts, parse_watts
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -75,6 +75,11 @@ class LiveBudget:
     def __str__(self) -> str:
         plain = self._given == Budget(power_w=self._given.power_w) if self._given.power_w else False
         return str(self._given.course if plain else self._given)
+
+    @property
+    def bounds_peaks(self) -> bool:
+        """Whether every reading is bounded, and not a mean of them."""
+        return self.budget.watts is Watts.PEAK
 
     def change(self, text: str) -> None:
         """Other watts from now on, such as ``7W`` or ``7W peak``, or a schedule by the time of day."""

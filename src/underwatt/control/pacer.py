@@ -1,10 +1,13 @@
 """Pauses between steps that hold the mean power at the budget: a closed loop on the joules that were measured.
 
-A step costs so many joules beyond what waiting draws, however long it takes: where a CPU hands work to a GPU, its time
-wanders far more than its joules. So steps are given a beat: the time in which the budget, less waiting, brings those
-joules. They are learned from all that is read. What is still off goes to the debt, the joules drawn so far beyond the
-budget, which is paid back slowly against the lag of any sensor, so that nothing swings. As the debt is a sum of all
-that was read, the mean is exact in the long run.
+Where joules are counted, a pause goes on until what was drawn is paid for; what was not read yet is reckoned by what
+work has drawn so far. What a stall did not draw is set aside, and made up for by a share that no window notices.
+
+Where there is no counter, a step is read too late for that. It costs so many joules beyond what waiting draws, however
+long it takes. So steps are given a beat: the time in which the budget, less waiting, brings those joules. They are
+learned from all that is read. What is still off goes to the debt, the joules drawn so far beyond the budget, which is
+paid back slowly against the lag of any sensor, so that nothing swings. As the debt is a sum of all that was read, the
+mean is exact in the long run.
 
 A step and the pause after it are one cycle. What a step draws is read only in part when it ends, as sensors lag, and
 the pause that pays for it is still to come: so both are judged where a cycle ends, and never in the middle of one.
@@ -13,6 +16,7 @@ the pause that pays for it is still to come: so both are judged where a cycle en
 from __future__ import annotations
 
 import math
+from collections import deque
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
@@ -28,7 +32,7 @@ if TYPE_CHECKING:
 # up for, but only by so small a share above the budget that no window notices.
 CREDIT_S, PAUSING_CREDIT_S, LARGEST_DEBT_S = 0.02, 1.0, 0.3
 LARGEST_DEBT = 0.1  # or so much of the time over which it is paid back, where that is long
-MADE_UP = 0.012
+MADE_UP, COUNTED_MADE_UP = 0.012, 0.008
 FORGIVEN_S = 0.1  # the debt that is left after a measurement that drew too much
 # Where steps as such keep the budget, a debt below this is left alone: readings are noisy.
 SLACK_S = 0.02
@@ -38,9 +42,10 @@ COUNTED_S, READ_S = 0.6, 3.0
 LEARNED_SLOWER, LEARNED_STEPS = 2.5, 4.0
 PAYBACK_CYCLES = 4.0  # but over so many steps with their pauses at least: what is read of one step is read in the next
 # What is expected of steps weighs as much as so long a time of steps that were read; of what is no step less is known.
-EXPECTED_S, OTHER_EXPECTED_S = 1.0, 0.2
+EXPECTED_S, GUESSED_S, OTHER_EXPECTED_S = 1.0, 0.2, 0.2
 # Shorter pauses are saved up, longer ones taken in pieces: in between somebody may change the budget.
 SHORTEST_PAUSE_S, LONGEST_PAUSE_S = 0.001, 0.25
+COUNTED_PAUSE_S, NEWEST_PAUSES = 0.1, 32  # where the next reading may end it; so many lie after the last one
 LEAST_BUSY, MOSTLY_PAUSED = 0.02, 0.9
 # Idling must draw at least this share less than the budget, or pausing pays nothing back.
 LEAST_RELIEF = 0.02
@@ -60,14 +65,19 @@ class Pacer:
         self._blind_until_s = -math.inf
         self._debt_j = self._settled_j = 0.0  # now, and when the last pause was over
         self._elsewhere_j = 0.0  # of the debt since then, what was drawn by something else than steps
+        self._before_w, self._changed_s = math.inf, -math.inf  # the watts before, and the last reading under them
+        self._due_j = 0.0  # when the last step ended
+        self._spared_j = 0.0  # what was not drawn when something else began, and while it goes on: steps make up for it
         self._last: PowerSample | None = None
         self._counted_s = now_s
         self._joules = EnergyIntegrator()
+        self._pauses: deque[tuple[float, float]] = deque(maxlen=NEWEST_PAUSES)
         self._paused_s = self._usual_s = self._steps = 0.0  # not matched with readings yet
         self._busy_from_s = now_s  # when the last pause ended
         self._owed_s = 0.0  # pauses that are due
         # Steps that came often are rare now: the next one is paid for before it, or the window since the fall is above.
         self._has_fallen = False
+        self._paid_s = now_s  # when the last step ended
         self._cycle_s = 0.0  # what a step and its pause take
         self.at_ease = False  # whether the last step was followed by no pause, and none is due
         self.short_s = 0.0  # how long pauses have drawn more than the budget
@@ -83,6 +93,8 @@ class Pacer:
 
     def set_budget(self, power_w: float, idle_w: float) -> None:
         """Hold other watts from now on; a pause is expected to draw ``idle_w``."""
+        if power_w != self._budget_w < math.inf and self._meter.newest is not None:
+            self._before_w, self._changed_s = self._budget_w, self._meter.newest.at_s
         due_j = self._owed_s * (self._budget_w - self._idle_w) if self._owes else 0.0
         self._has_fallen = self._has_fallen or power_w < self._budget_w < math.inf
         self._budget_w, self._idle_w = power_w, idle_w
@@ -94,8 +106,11 @@ class Pacer:
 
     def expect(self, busy_w: float | None, step_s: float = math.nan, blind_until_s: float = -math.inf) -> None:
         """Steps draw so many watts for so long from now on; until a moment, readings still tell of what was before."""
-        self._cost = None if busy_w is None else _StepCost(busy_w, step_s)
-        self._blind_until_s = blind_until_s if busy_w is not None else -math.inf
+        # What was not measured is a guess, and a counter soon knows better.
+        weighs_s = GUESSED_S if self._meter.counts_joules and not step_s > 0 else EXPECTED_S
+        self._cost = None if busy_w is None else _StepCost(busy_w, step_s, weighs_s)
+        is_shown = busy_w is None or self._meter.counts_joules  # a counter lags behind nothing
+        self._blind_until_s = -math.inf if is_shown else blind_until_s
         self._usual_s = self._steps = self._cycle_s = 0.0
         if self._budget_w < math.inf:
             self._debt_j = max(self._debt_j, -CREDIT_S * self._budget_w)
@@ -127,6 +142,12 @@ class Pacer:
             self._owed_s = math.inf  # until other watts hold
             return
         share = self._busy_share()
+        if self._pays_as_counted:
+            self._settle(now_s)
+            self._owed_s = self._unpaid_s(now_s)
+            self._due_j = max(self._owed_s * (self._budget_w - self._idle_w), LARGEST_DEBT_S * self._budget_w)
+            self.at_ease = share == 1.0 and self._owed_s == 0.0 and self._other is None
+            return
         if share == 1.0:
             self._owed_s, self.at_ease = 0.0, True
             return
@@ -141,19 +162,26 @@ class Pacer:
         """How long to wait now; 0 where the budget is kept."""
         if self._owed_s == math.inf and self._meter.wants_work():
             return 0.0  # what says that nothing holds may be a sensor that is stuck
-        return min(self._owed_s, LONGEST_PAUSE_S) if self._owed_s >= SHORTEST_PAUSE_S else 0.0
+        longest_s = COUNTED_PAUSE_S if self._pays_as_counted else LONGEST_PAUSE_S
+        return min(self._owed_s, longest_s) if self._owed_s >= SHORTEST_PAUSE_S else 0.0
 
     def paused(self, seconds: float, now_s: float) -> None:
         """So long was waited."""
         self._paused_s += seconds
+        self._pauses.append((now_s - seconds, now_s))
         self._owed_s -= seconds
         self._busy_from_s = now_s
         self.take_in()
+        if self._pays_as_counted and self._owed_s < math.inf:
+            self._debt_j = min(self._debt_j, self._due_j)  # what draws too much in a pause is no step
+            self._owed_s = self._unpaid_s(now_s)
 
     def skip(self, now_s: float) -> None:
         """No pause is wanted now."""
         self._end_cycle()
         self.take_in()
+        if self._pays_as_counted:
+            self._debt_j = min(self._debt_j, LARGEST_DEBT_S * self._budget_w)
         self._owed_s = 0.0
         self._busy_from_s = now_s
 
@@ -163,12 +191,18 @@ class Pacer:
         It is taken to draw ``busy_w`` until more is known of it, which is kept for the next time.
         """
         self._turn(now_s)
+        if self._meter.counts_joules:
+            self._spared_j += min(self._debt_j, 0.0)
+            self._debt_j = max(self._debt_j, 0.0)
         self._other = self._others.setdefault(what, _StepCost(busy_w, math.nan, OTHER_EXPECTED_S))
 
     def turn_back(self, now_s: float) -> None:
         """There are steps again."""
         self._turn(now_s)
         self._other = None
+        if not self._pays_as_counted:
+            self._debt_j += self._spared_j
+            self._spared_j = 0.0
 
     def forget_others(self) -> None:
         """What is no step draws other watts from now on, as after a change of clocks."""
@@ -185,6 +219,41 @@ class Pacer:
     def _work(self) -> _StepCost | None:
         """What is under way."""
         return self._cost if self._other is None else self._other
+
+    @property
+    def _pays_as_counted(self) -> bool:
+        """Whether pauses end when what was drawn is paid for.
+
+        So it is where joules are counted: no beat suits pieces of a test, which are alike in neither time nor joules,
+        nor steps that were not measured, nor those of a busy machine.
+        """
+        if not self._meter.counts_joules or self._budget_w == math.inf:
+            return False
+        return self._work is not None
+
+    def _settle(self, now_s: float) -> None:
+        """Set aside what was not drawn; steps make up for it later, by a share that no window notices."""
+        least_j, most_spared_j = -CREDIT_S * self._budget_w, PAUSING_CREDIT_S * self._budget_w
+        spared_j = min(self._unpaid_j(now_s) - least_j, 0.0)
+        if self._other is None:
+            usual_j = COUNTED_MADE_UP * self._budget_w * max(now_s - self._paid_s, 0.0)
+            spared_j += min(-self._spared_j, usual_j)
+            self._has_fallen = False
+        self._debt_j -= spared_j
+        self._spared_j = max(self._spared_j + spared_j, -most_spared_j)
+        self._paid_s = now_s
+
+    def _unpaid_j(self, now_s: float) -> float:
+        """The debt, with what was not read yet."""
+        assert self._work is not None
+        unread_s = max(now_s - self._counted_s, 0.0)
+        paused_s = sum(max(end_s - max(begin_s, self._counted_s), 0.0) for begin_s, end_s in self._pauses)
+        unread_j = self._work.watts(self._idle_w) * (unread_s - paused_s) + self._idle_w * paused_s
+        return self._debt_j + unread_j - self._budget_w * unread_s
+
+    def _unpaid_s(self, now_s: float) -> float:
+        """How long waiting takes to pay for all that was drawn."""
+        return max(0.0, self._unpaid_j(now_s)) / (self._budget_w - self._idle_w)
 
     def _busy_share(self) -> float:
         """The share of the time that steps, or pieces of what is under way instead, may take."""
@@ -238,7 +307,8 @@ class Pacer:
                 # Where steps are long, some of them must be seen before the earlier ones are forgotten.
                 weight = min(seconds / (LEARNED_SLOWER * self._lag_s()), steps / LEARNED_STEPS)
                 cost.learn(drawn_j, seconds, usual_s, weight)
-        over_j = drawn_j - self._budget_w * seconds
+        is_before = self._meter.counts_joules and after.at_s <= self._changed_s
+        over_j = drawn_j - (self._before_w if is_before else self._budget_w) * seconds
         self._debt_j += over_j
         self._elsewhere_j += over_j if is_blurred or self._other is not None else 0.0
 
@@ -247,7 +317,7 @@ class Pacer:
         cost = self._work
         if cost is not None:
             cost.fold()
-        if self._budget_w < math.inf:
+        if self._budget_w < math.inf and not self._pays_as_counted:
             pausing = cost is not None and cost.share(self._budget_w, self._idle_w) < 1
             least_j = -(PAUSING_CREDIT_S if pausing and self._other is None else CREDIT_S) * self._budget_w
             most_s = max(LARGEST_DEBT_S, LARGEST_DEBT * self._payback_s())
@@ -268,7 +338,7 @@ class _StepCost:
     """
 
     def __init__(self, busy_w: float, step_s: float, expected_s: float = EXPECTED_S) -> None:
-        self.busy_w, self._step_s = busy_w, step_s
+        self.busy_w, self.step_s = busy_w, step_s
         self._unit_s = step_s if step_s > 0 else 1.0
         self._units = max(1.0, expected_s / self._unit_s) if step_s > 0 else expected_s
         self._seconds = self._units * self._unit_s  # pauses included
@@ -277,7 +347,12 @@ class _StepCost:
 
     def usual_s(self, steps: float, busy_s: float) -> float:
         """How long so many steps usually take, where these took ``busy_s``."""
-        return steps * self._step_s if self._step_s > 0 else busy_s
+        return steps * self.step_s if self.step_s > 0 else busy_s
+
+    def watts(self, idle_w: float) -> float:
+        """What work itself draws, pauses left out."""
+        busy_s = self._units * self._unit_s
+        return (self._joules - idle_w * max(self._seconds - busy_s, 0.0)) / busy_s
 
     def learn(self, joules: float, seconds: float, usual_s: float, weight: float) -> None:
         """So many joules in so long a time were read, with steps that usually take so long.

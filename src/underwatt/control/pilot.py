@@ -85,9 +85,8 @@ class Pilot:
         self.batch_sizes = tuple(sorted(set(batch_sizes)))  # those on offer
         self._references, self._options = references, options
         self._learned = LearnedCurve(convergence) if isinstance(convergence, RelativeCurve) else None
-        self._elapsed_s, self._energy_j = elapsed_s, 0.0
-        self._session = Session(device)
-        self._process = os.getpid()
+        self._elapsed_s, self._energy_j, self._idle_w = elapsed_s, 0.0, idle_w  # as it was measured before
+        self._session, self._process = Session(device), os.getpid()
         self.meter = Meter(device)  # the power readings and the beats of the steps
         self._now_s, self._keep_beat = device.clock.now_s, self.meter.keep_beat
         self._fast = FastPath()
@@ -98,7 +97,6 @@ class Pilot:
         self.outcome = "finished"  # how the training ends, for the log
         self._loss: float | None = None
         self.losses = Losses()  # as they were looked at
-        self._idle_w = idle_w  # as it was measured before
         self._verdict: Verdict | None = None  # of an earlier part of the same training
         self.can_pause, self._set_modes = can_pause, set_modes  # the first of a command that asks once it has asked
         self._publisher = Publisher(log, saver, listener, inbox)
@@ -158,7 +156,7 @@ class Pilot:
             begun_s=self._begun_s,
             can_pause=self.can_pause,
             waiting=self._say_progress_if_late,
-            judge=before.judge if before else LiveJudge(self.meter, self._begun_s, self._verdict),
+            judge=before.judge if before else LiveJudge(self.meter, self._begun_s, self._verdict, self._elapsed_s),
         )
         controller.energy_before_j = self._energy_j
         self._fast = controller.fast_path
@@ -237,7 +235,8 @@ class Pilot:
             trace = self.meter.trace(self._now_s() - PERIOD_S)
         except SensorError:
             return math.nan
-        return float(trace.power_w.mean()) if len(trace) else math.nan
+        watts = trace.mean_watts()[1]
+        return float(watts.mean()) if len(watts) else math.nan
 
     @property
     def time_left_s(self) -> float:
@@ -393,7 +392,8 @@ class Pilot:
 
     def _log_reading(self, sample: PowerSample) -> None:
         assert self._publisher.log is not None
-        self._publisher.log.power(sample.at_s - self._begun_s, sample.power_w)
+        power_w = sample.power_w if self._live.bounds_peaks else sample.mean_w
+        self._publisher.log.power(sample.at_s - self._begun_s, power_w)
         controller = self._controller
         if controller is not None and controller.setting is not None and self._publisher.is_progress_due(sample.at_s):
             self._say_progress()

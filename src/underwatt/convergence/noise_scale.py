@@ -23,6 +23,7 @@ ABOVE, SPREAD = 0.5, 0.7
 NEWS = 0.6
 SURELY = 2.0  # ... and so many times its own deviation, or chance would tell something new all the time
 FEWEST_PAIRS = 12
+ONE_STD = (0.16, 0.5, 0.84)  # quantiles: the middle, and a standard deviation to either side
 MOST_LOG_STD = 1.5  # within a factor of 4.5 or so; before that, nothing is said
 
 
@@ -89,10 +90,17 @@ class _Average:
 
 
 class LearnedCurve:
-    """How batch sizes compare by what was known before, and by the gradients of this training as they come."""
+    """How batch sizes compare by what was known before, and by the gradients of this training as they come.
+
+    What it says is new where it moves what both together let expect: gradients that only confirm what was known before,
+    or differ from one look to the next by chance, change no plan.
+    """
 
     def __init__(self, before: RelativeCurve) -> None:
-        self._before, self._meter, self._told = before, NoiseScaleMeter(), math.nan
+        self._before, self._meter = before, NoiseScaleMeter()
+        low, self._usual, high = (math.log2(before.noise_samples(quantile)) for quantile in ONE_STD)
+        self._usual_variance = ((high - low) / 2) ** 2
+        self._told = self._usual
 
     def after(self, signal: float, noise: float) -> RelativeCurve | None:
         """The curve after one more pair of gradients; ``None`` where it says nothing new.
@@ -103,11 +111,11 @@ class LearnedCurve:
         meter.add(signal, noise)
         if meter.pairs < FEWEST_PAIRS or not (0 < meter.noise_scale < math.inf and meter.log_std < MOST_LOG_STD):
             return None
-        level = math.log2(meter.noise_scale)
-        doubt = meter.log_std / math.log(2)
-        if abs(level - self._told) < max(NEWS, SURELY * doubt):
-            return None
-        self._told = level
+        level, doubt = math.log2(meter.noise_scale) + ABOVE, meter.log_std / math.log(2)
         spread = math.hypot(SPREAD, doubt)
-        source = f"{self._before.source} and this one's gradients"
-        return self._before.given(2.0 ** (level + ABOVE), spread, source)
+        weight = self._usual_variance / (self._usual_variance + spread**2)
+        middle = self._usual + weight * (level - self._usual)  # about: a whole curve for every pair would take long
+        if abs(middle - self._told) < max(NEWS, SURELY * weight * doubt):
+            return None
+        self._told = middle
+        return self._before.given(2.0**level, spread, f"{self._before.source} and this one's gradients")

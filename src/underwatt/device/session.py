@@ -1,8 +1,9 @@
 """A session: whatever is set on a device while it lasts is put back when it ends, however it ends.
 
 Exceptions, Ctrl-C, SIGTERM and a closed terminal are handled here; ``kill -9`` and a power cut by the journal, which
-the next session on the device, or ``underwatt restore``, finishes. A device that keeps itself (the helper's) has a lock
-and a journal of its own: the session says when it begins and ends, and the helper puts back, also after ``kill -9``.
+the next session on the device, or ``restore``, finishes. What a journal is, and a device's lock, stands in ``helper/``:
+a device that keeps itself (the helper's) has its own, in the same form. The session says when it begins and ends, and
+the helper puts back, also after ``kill -9``.
 """
 
 from __future__ import annotations
@@ -10,21 +11,25 @@ from __future__ import annotations
 import atexit
 import contextlib
 import os
+import re
 from typing import TYPE_CHECKING
 
 from underwatt.device.base import KeepsItself
-from underwatt.device.journal import DeviceLock, Journal, journal_folders
-from underwatt.device.recovery import finish_killed
+from underwatt.device.registry import open_device
 from underwatt.device.several import locked, parts_of
 from underwatt.device.signals import SignalGates, uninterrupted
 from underwatt.errors import ApplyError, DeviceBusyError, InputError, JournalError, UnderwattError
+from underwatt.helper.journal import ROOTS_STATE, STATE_VARIABLE, Journal, state_dir, unreadable
+from underwatt.helper.lock import DeviceLock
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
     from pathlib import Path
 
     from typing_extensions import Self
 
     from underwatt.device.base import Device
+    from underwatt.helper.journal import JournalEntry
     from underwatt.records import PowerMode
 
 _in_use: set[int] = set()  # devices that live in this process only, so that there is no lock on disk for them
@@ -173,3 +178,98 @@ def _set_mode(device: Device, mode: PowerMode, folder: Path | None) -> None:
                 else:
                     journal.remove()
             raise
+
+
+# Where journals lie, and how those that a killed session left are finished.
+
+
+def journal_folders() -> tuple[Path, ...]:
+    """Where to look for journals: one's own, and root's, since a device may have been set with sudo."""
+    own = state_dir()
+    return (own,) if STATE_VARIABLE in os.environ or own == ROOTS_STATE else (own, ROOTS_STATE)
+
+
+def pending(folders: Sequence[Path]) -> list[Journal]:
+    """Every journal in some folders: sessions before ``set``, because a session may have run on top of one."""
+    found = [(folder / name, name.split(".")[-2]) for folder in folders for name in _names(folder)]
+    return [Journal(path) for wanted in ("session", "set") for path, purpose in found if purpose == wanted]
+
+
+def _names(folder: Path) -> list[str]:
+    """The journals in a folder; one that cannot be looked into may hold some, so that is an error."""
+    try:
+        return sorted(path.name for path in folder.iterdir() if re.search(r"\.(session|set)\.json$", path.name))
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    except OSError as exc:
+        raise unreadable(folder, exc) from exc
+
+
+def restore(
+    folder: Path | None = None, *, discard: bool = False, open_address: Callable[[str], Device] = open_device
+) -> list[tuple[str, UnderwattError | None]]:
+    """Finish every journal; returns what each was for, and the error where it could not be finished.
+
+    ``discard`` gives up journals that are damaged, or that were tried and cannot be finished. A folder that cannot be
+    looked into is an error like a journal that cannot be finished.
+    """
+    outcomes: list[tuple[str, UnderwattError | None]] = []
+    found: list[Path] = []
+    for place in (folder,) if folder else journal_folders():
+        try:
+            pending((place,))
+            found.append(place)
+        except JournalError as exc:
+            outcomes.append((str(place), exc))
+    return outcomes + [_outcome(journal, folder, open_address, discard=discard) for journal in pending(found)]
+
+
+def _outcome(
+    journal: Journal, folder: Path | None, open_address: Callable[[str], Device], *, discard: bool
+) -> tuple[str, UnderwattError | None]:
+    name = journal.path.name
+    try:
+        entry = journal.read()
+        name = f"{entry.device_name} ({entry.address})"
+        with SignalGates():
+            _finish(journal, entry, open_address, folder)
+        return name, None
+    except DeviceBusyError as exc:
+        return name, exc  # its process lives, and puts the device back by itself
+    except UnderwattError as exc:
+        if discard:
+            try:
+                journal.remove()
+            except JournalError as other:
+                return name, other
+            return f"{name}: given up ({exc.message})", None
+        way_out = "Where that cannot be mended, `underwatt restore --discard` gives this journal up."
+        hint = exc.hint if "--discard" in exc.hint else f"{exc.hint} {way_out}".strip()
+        return name, type(exc)(exc.message, hint=hint)
+
+
+@uninterrupted
+def _finish(journal: Journal, entry: JournalEntry, open_address: Callable[[str], Device], folder: Path | None) -> None:
+    device = open_address(entry.address)
+    try:
+        with locked(device, folder):
+            device.restore(entry.due)
+            journal.remove()
+    finally:
+        device.close()
+
+
+@uninterrupted
+def finish_killed(device: Device, folders: tuple[Path, ...]) -> bool:
+    """Put back what a killed session left of this device; whether there was anything."""
+    left = [journal for folder in folders if (journal := Journal.of(device.info, "session", folder)).exists()]
+    for journal in left:
+        try:
+            device.restore(journal.read().due)
+        except ApplyError as exc:
+            raise ApplyError(
+                f"A killed session left {device.info.name} changed, and it cannot be put back: {exc.message}",
+                hint=f"{exc.hint} `underwatt restore --discard` gives it up.".strip(),
+            ) from exc
+        journal.remove()
+    return bool(left)

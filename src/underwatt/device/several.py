@@ -10,8 +10,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from underwatt.device.base import SeesForeignChanges, SimulatesLoad
-from underwatt.device.journal import DeviceLock
 from underwatt.errors import InputError
+from underwatt.helper.lock import DeviceLock
 from underwatt.records import DeviceState, PowerMode, PowerSample
 
 if TYPE_CHECKING:

@@ -242,11 +242,21 @@ class CheckedDevice(RecordedDevice):
         self._worked = False
 
     def run_step(self, cost: WorkloadCost, batch_size: int) -> None:
-        """Let the measured time of a step pass; raises ``StepError`` where this setting was not measured."""
+        """Let the measured time of a step pass; raises ``InputError`` where this setting was not measured.
+
+        Not a ``StepError``, which would only say that of the next setting too, for as many as are wanted.
+        """
         if not self.report.measurements:
             hint = "`underwatt check --set` on the device measures some."
-            raise StepError(f"No setting of {self.info.name} was measured.", hint=hint)
-        super().run_step(cost, batch_size)
+            raise InputError(f"No setting of {self.info.name} was measured.", hint=hint)
+        try:
+            super().run_step(cost, batch_size)
+        except StepError as exc:
+            file = self.info.address.partition(":")[2]
+            raise InputError(
+                f"The check {file} knows {len(self.report.measurements)} settings of its own load, and no other job.",
+                hint=f"Plan with these: `underwatt store import {file}`, then `underwatt plan`.",
+            ) from exc
         self._worked = True
 
 

@@ -8,6 +8,7 @@ what the driver does not support is no knob from then on.
 
 from __future__ import annotations
 
+import math
 import os
 from contextlib import ExitStack, suppress
 from functools import cached_property
@@ -31,9 +32,13 @@ _LOST_REMEDY = "Check `nvidia-smi`; the driver may have lost the card."
 _CAP_SYS_ADMIN_BIT = 21
 _LIMIT_STEPS = 20
 _PLAUSIBLE_W = 5000.0
-# Cards count joules in steps of up to a tenth of a second: a look each so often, for so long, sees one. Where the last
-# look was longer ago, because another thread had the interpreter, nobody knows when it moved: the next move is seen.
-_COUNTER_LOOK_S, _COUNTER_WAIT_S, _SURE_S = 0.004, 0.22, 0.02
+# Cards count joules in steps of up to a tenth of a second: a look each so often, for so long, sees one.
+_COUNTER_LOOK_S, _COUNTER_WAIT_S, _COUNTER_LATE_S = 0.004, 0.22, 0.5
+# Where the last look was longer ago, because another thread had the interpreter, nobody saw when the counter moved.
+_SURE_S = 0.03
+# Data-centre cards move it on a beat of their own (an H200 within 5 ms in two minutes): after so many moves on it the
+# beat says when. It may drift by so much, and a move may come so much before it.
+_BEAT_S, _CONFIRMED, _DRIFT, _EARLY_S = 0.1, 5, 1e-4, 0.005
 _UNLOCKED = "unlocked"
 _CLOCK_KNOBS = {  # how NVML locks each clock, and how it lets go
     "mem_mhz": ("nvmlDeviceSetMemoryLockedClocks", "nvmlDeviceResetMemoryLockedClocks"),
@@ -52,6 +57,33 @@ _THROTTLE_REASONS = {
     "HwThermalSlowdown": "too hot (hardware)",
     "HwPowerBrakeSlowdown": "power brake",
 }
+
+
+class _Beat:
+    """When the counter moved, as far as that can be known: a look sees that it did, and may come late."""
+
+    def __init__(self) -> None:
+        self._at_s = -math.inf  # a moment at which it moved
+        self._confirmed = 0  # moves on the beat, one after the other
+
+    def moved_s(self, before_s: float, asked_s: float, told_s: float) -> float | None:
+        """When it last moved, of which a look that began at ``before_s`` saw nothing; ``None`` where nobody knows.
+
+        The look that saw it lasted from ``asked_s`` to ``told_s``.
+        """
+        is_seen = told_s - before_s < _SURE_S
+        beats = math.floor((told_s - self._at_s + _EARLY_S) / _BEAT_S) if self._confirmed else 0
+        on_beat_s = self._at_s + beats * _BEAT_S
+        if not on_beat_s > before_s - _EARLY_S:  # the look before would have seen that
+            self._at_s, self._confirmed = told_s, int(is_seen)
+            return told_s if is_seen else None
+        late_s = told_s - on_beat_s
+        self._at_s = on_beat_s + min(late_s, _DRIFT * beats * _BEAT_S)
+        if self._confirmed < _CONFIRMED:
+            self._confirmed += is_seen
+            return told_s if is_seen else None
+        is_doubtful = on_beat_s > asked_s and on_beat_s - _BEAT_S > before_s - _EARLY_S  # this beat, or the one before
+        return None if is_doubtful else min(on_beat_s, told_s)
 
 
 class NvmlDevice:
@@ -74,6 +106,7 @@ class NvmlDevice:
             software={"driver": _text(driver)} if driver is not None else {},
             power_of="GPU and its memory",  # NVML: the GPU and its associated circuitry
         )
+        self._beat = _Beat()
         self._read_mw = self._choose_power_reader()
         self._has_counter = self._ask("energy counter", self._nvml.nvmlDeviceGetTotalEnergyConsumption) is not None
 
@@ -154,7 +187,8 @@ class NvmlDevice:
         """Watts now, and the energy counter where there is one: read at the moment it moves.
 
         A counter that moves ten times a second, read at any moment, is wrong by what a tenth of a second draws; over
-        a few seconds that is percents. So this waits for it, a tenth of a second at most.
+        a few seconds that is percents. So this waits for it, a tenth of a second at most; the moment given is the
+        counter's, which lies a few milliseconds back, or more where the machine is busy.
         """
         if self._read_mw is None:
             raise SensorError(
@@ -173,12 +207,18 @@ class NvmlDevice:
     def _wait_for_counter(self) -> tuple[float, float]:
         """When the counter has moved, and joules as of then; or as of now, where it does not move at all."""
         read, now_s = self._nvml.nvmlDeviceGetTotalEnergyConsumption, self.clock.now_s
-        until_s, last_mj, looked_s = now_s() + _COUNTER_WAIT_S, read(self._handle), now_s()
+        asked_s = now_s()
+        until_s, latest_s = asked_s + _COUNTER_WAIT_S, asked_s + _COUNTER_LATE_S
+        last_mj = read(self._handle)
         while True:
             self.clock.sleep(_COUNTER_LOOK_S)
-            counted_mj, last_look_s, looked_s = read(self._handle), looked_s, now_s()
-            if (counted_mj != last_mj and looked_s - last_look_s < _SURE_S) or looked_s >= until_s:
-                return looked_s, float(counted_mj) / 1000
+            before_s, asked_s = asked_s, now_s()
+            counted_mj, told_s = read(self._handle), now_s()
+            moved_s = self._beat.moved_s(before_s, asked_s, told_s) if counted_mj != last_mj else None
+            if moved_s is None and (counted_mj != last_mj or told_s - asked_s > _SURE_S):
+                until_s = min(told_s + _COUNTER_WAIT_S, latest_s)  # nobody knows when it moved: the next move is seen
+            if moved_s is not None or told_s >= until_s:
+                return told_s if moved_s is None else moved_s, float(counted_mj) / 1000
             last_mj = counted_mj
 
     def read_state(self) -> DeviceState:

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 from underwatt.budget import whole_budget
 from underwatt.control.pilot import Pilot
 from underwatt.device.base import SimulatesLoad
-from underwatt.errors import InputError
-from underwatt.events import BudgetChanged, Ended, Noted, Progressed, Scored
+from underwatt.errors import InputError, UnderwattError
+from underwatt.events import BudgetChanged, Ended, Judgement, Noted, Progressed, Scored
 from underwatt.measure.series import smallest_too_large
 from underwatt.records import Status
 from underwatt.runlog.inbox import Inbox, claimed_folder, register_run
@@ -94,8 +94,14 @@ class RunOptions:
 
     def check_folder(self, folder: Path) -> None:
         """Refuse a folder that holds another run."""
-        log = folder / LOG_NAME
-        if not self.resume and log.exists() and log.stat().st_size:  # an empty one is of a run that never began
+        size = 0
+        try:
+            with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+                size = (folder / LOG_NAME).stat().st_size
+        except OSError as exc:  # it may belong to somebody else, or have a name that no disk takes
+            text = f"The folder {folder} cannot be used ({exc.strerror})."
+            raise InputError(text, hint="Name another one with --out.") from exc
+        if size and not self.resume:  # an empty log is of a run that never began
             raise InputError(f"There is a run in {folder} already.", hint="Add --resume, or name another folder.")
 
 
@@ -123,6 +129,17 @@ def again(options: RunOptions, words: Sequence[str], folder: Path) -> str:
             line += [flag, str(getattr(value, "path", value))]
     line += ["--out", str(folder), "--resume"]
     return shlex.join([*line, *words] if len(words) == 1 else [*line, "--", *words])
+
+
+def stopped(folder: Path, line: str) -> str:
+    """What there is to say of a run that was stopped: how it kept its budget so far, and the line that goes on."""
+    said = [f"Go on with: {line}"] if line else []
+    with contextlib.suppress(UnderwattError):  # of a full disk, say
+        log = read_log(folder / LOG_NAME)
+        said.insert(0, "Stopped; the device is as it was." if log.end is not None and log.end.restored else "Stopped.")
+        if (verdict := log.verdict()).judgement is not Judgement.UNBOUNDED:
+            said.insert(0, str(verdict))
+    return " ".join(said)
 
 
 def threads_note() -> str | None:
@@ -172,8 +189,11 @@ class RunResult:
 
     @property
     def model(self) -> Path | None:
-        """The weights that scored best: ``model.load_state_dict(torch.load(result.model))``."""
-        return self._file("model.pt")
+        """The weights that scored best, for ``model.load_state_dict(torch.load(result.model))``; none of a command.
+
+        What a command keeps in the folder, under whatever name, is its own.
+        """
+        return None if self.best_score is None else self._file("model.pt")
 
     @property
     def last_model(self) -> Path | None:

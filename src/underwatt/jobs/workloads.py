@@ -16,8 +16,7 @@ from underwatt.device.timing import SystemClock
 from underwatt.errors import InputError, JobError, OutOfMemoryError, StepError, UnderwattError
 from underwatt.jobs.command import DEFAULT_LIMITS, DEFAULT_RATE, CommandRate, CommandRun, CommandWorkload, Limits
 from underwatt.jobs.faults import call_job
-from underwatt.jobs.job import Job
-from underwatt.jobs.job_address import load_job
+from underwatt.jobs.job import Job, load_job
 from underwatt.measure.workload import Beat
 
 if TYPE_CHECKING:

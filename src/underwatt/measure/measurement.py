@@ -29,6 +29,9 @@ LOOK_GROWTH = 0.1
 SILENT_S = 5.0
 EQUAL_S = 10.0
 FEWEST_READINGS = 6  # of the steps alone
+# Tests that come so often that, between so many of them, few readings are of steps alone: what both draw together is
+# what the budget bounds, and is measured then.
+OFTEN, FEW = 3, 0.5
 PAUSED_BLOCKS = 6
 PAUSED_WORK_S = 0.5
 THROTTLE_PERIOD_S = 1.0  # how often the device is asked whether it slows itself down
@@ -195,14 +198,15 @@ class Measuring:
         nothing_learned = np.zeros_like(self.settling.log_prior)
         paused_s = self.meter.paused_s(trace.at_s)
         present = self.meter.present_from(trace.at_s)
-        if not present.all():
+        comes_often = present.mean() < FEW and self.meter.absences_in(trace.at_s) >= OFTEN
+        if not present.all() and not comes_often:
             if np.diff(paused_s)[present[1:] & present[:-1]].any():  # pauses too: what steps draw is seen since then
                 back = int(np.flatnonzero(~present)[-1]) + 1
                 busy = _busy_power(trace.part(back), paused_s[back:], self.idle_w) if len(trace) > back + 1 else None
                 return None if busy is None else (replace(busy, first=back + busy.first), nothing_learned)
             power = mean_after_warmup(trace.power_w[present])
             return None if power.count < FEWEST_READINGS else (power, nothing_learned)
-        if paused_s[-1] > 0:
+        if paused_s[-1] > 0 and not comes_often:
             busy = _busy_power(trace, paused_s, self.idle_w)
             return None if busy is None else (busy, nothing_learned)
         return mean_while_settling(*trace.mean_watts(), self.settling, block_s=step_s)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import takewhile
 from typing import TYPE_CHECKING, TypeVar
 
@@ -268,7 +268,10 @@ class Meter:
             return
         newest = self.newest
         gap_s = sample.at_s - newest.at_s if newest else 0.0
-        self.energy_j += self._joules.between(newest, sample) if newest else 0.0
+        drawn_j = self._joules.between(newest, sample) if newest else 0.0
+        self.energy_j += drawn_j
+        if gap_s > 0 and sample.energy_j is not None:
+            sample = replace(sample, counted_w=drawn_j / gap_s)
         self._missed += max(0, round(gap_s / self._period_s) - 1)
         if self._failing is not None:
             if gap_s > BRIDGED_PERIODS * self._period_s:
@@ -332,6 +335,11 @@ class Meter:
             present &= (at_s < begin_s) | (at_s >= settled_s)
         return present
 
+    def absences_in(self, at_s: NDArray[np.float64]) -> int:
+        """How many of them there were between the first and the last of these moments."""
+        ended = _newest(self._absences, lambda absence: len(at_s) > 0 and absence[0] > at_s[0])
+        return sum(end_s <= at_s[-1] for _, end_s in ended)
+
     def paused_s(self, at_s: NDArray[np.float64]) -> NDArray[np.float64]:
         """Seconds paused until each moment, counted from the first of them."""
         pauses = _newest(self._pauses, lambda pause: pause[1] > at_s[0]) if len(at_s) else []
@@ -365,10 +373,10 @@ def _sound_counter(
     """The energy counter, unless it stands still, runs backwards, or contradicts the readings: then they count."""
     if len(counter_j) < COUNTER_MIN_READINGS:
         return counter_j
-    gained_j = counter_j[-1] - counter_j[0]
-    expected_j = float(np.mean(power_w)) * (at_s[-1] - at_s[0])
-    sound = bool(np.all(np.diff(counter_j) >= 0)) and abs(gained_j / expected_j - 1) <= COUNTER_TOLERANCE
-    return counter_j if sound else None
+    mean_w = (counter_j[-1] - counter_j[0]) / (at_s[-1] - at_s[0])
+    # Between the lowest and the highest of them: single readings of short steps and pauses have another mean.
+    least_w, most_w = (1 - COUNTER_TOLERANCE) * np.min(power_w), (1 + COUNTER_TOLERANCE) * np.max(power_w)
+    return counter_j if np.all(np.diff(counter_j) >= 0) and least_w <= mean_w <= most_w else None
 
 
 def read_state(device: Device) -> DeviceState:

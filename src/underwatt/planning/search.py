@@ -84,8 +84,9 @@ class Search:
     """The search: ``run`` it with a function that measures, or ``ask``, measure in your own time, ``tell``, and again.
 
     ``known`` measurements are used and not made again. At most ``most`` new ones are made (twice as many while none of
-    them fits). A ``caution`` above 1 shuns candidates that may not fit; a ``safe`` search, for a training during which
-    the budget must hold, asks for nothing whose upper bound is above it, and begins low.
+    them fits, or while another is expected to gain ``much_gain``). A ``caution`` above 1 shuns candidates that may not
+    fit; a ``safe`` search, for a training during which the budget must hold, asks for nothing whose upper bound is
+    above it, and begins low.
     """
 
     problem: Problem
@@ -95,6 +96,7 @@ class Search:
     first: int = FIRST
     most: int = MOST
     least_gain: float = LEAST_GAIN
+    much_gain: float = math.inf
     seed: int = 0
     caution: float = 1.0
     safe: bool = False
@@ -119,6 +121,7 @@ class Search:
         self._fit: Fit | None = None
         self._shortlist: NDArray[np.intp] | None = None
         self._stopped = "every setting was measured"
+        self._gain = 0.0  # that was expected of what was asked for last, or of where it leads
         self._predicted = (math.nan, 0.0)  # log power of what was asked for last, and its standard deviation
         for measurement in self.known:
             self._note(measurement)
@@ -154,7 +157,7 @@ class Search:
         at, self._stopped = self._next(self.problem.take(rows), prediction, still_open[rows], self._highest_log_w[rows])
         if at is None:
             return None
-        limit = self.most if self.best else 2 * self.most
+        limit = self.most if self.best and self._gain < self.much_gain else 2 * self.most
         if len(self._made) >= limit:
             self._stopped = _limit_reached(limit)
             return None
@@ -331,15 +334,16 @@ class Search:
             return None, "every promising setting was measured"
         gains = expected_gain(problem, outlook, math.log(best.score(problem.goal)), self.caution)
         at = int(np.argmax(np.where(every_open, gains, -1.0)))
-        gain = max(0.0, -math.expm1(-float(gains[at])))
+        gain = self._gain = max(0.0, -math.expm1(-float(gains[at])))
         if gain < self.least_gain:
             return None, f"another measurement is expected to gain {100 * gain:.1f}%"
-        if not open_rows[at]:
+        if not open_rows[at] and gain >= 2 * self.least_gain:  # it takes two measurements
             step = stepping_stone(problem.candidates, open_rows, at, [m.setting for m in self.measurements])
             if step is not None:
                 return step, f"on the way to one that is expected to gain {100 * gain:.1f}%"
+        if not open_rows[at]:
             at = int(np.argmax(np.where(open_rows, gains, -1.0)))
-            gain = max(0.0, -math.expm1(-float(gains[at])))
+            gain = self._gain = max(0.0, -math.expm1(-float(gains[at])))
             if gain < self.least_gain:
                 return None, f"a measurement that surely fits is expected to gain {100 * gain:.1f}%"
         return at, f"expected to gain {100 * gain:.1f}%"

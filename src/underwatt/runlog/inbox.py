@@ -13,8 +13,10 @@ from typing import TYPE_CHECKING, Any
 
 from underwatt._files import FileLock, open_plain, write_atomically
 from underwatt.budget import parse_watts
-from underwatt.device.journal import journal_folders, process_started, state_dir
+from underwatt.device.session import journal_folders
 from underwatt.errors import InputError
+from underwatt.helper.journal import state_dir
+from underwatt.helper.lock import process_started
 from underwatt.records import from_json, to_json
 from underwatt.runlog.log import has_ended
 

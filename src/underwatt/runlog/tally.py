@@ -170,7 +170,7 @@ class Tallier:
             self._begin, self._setting, self._changes = at, None, []
             self._at, self._power, self._counted = self._at[:0], self._power[:0], self._counted[:0]
         elif isinstance(event, BudgetChanged):
-            bound = np.inf if event.power_w is None else float(np.rint(event.power_w * TICKS))
+            bound = np.inf if event.power_w is None else max(1.0, float(np.rint(event.power_w * TICKS)))
             window_s = 0.0 if event.watts == "peak" else event.window_s or WINDOW_S
             window_s = min(window_s if self._window_s is None else self._window_s, LONGEST_WINDOW_S)
             is_peak = int(event.watts == "peak" and self._window_s is None)

@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 from underwatt.convergence.curve import fit_convergence
 from underwatt.errors import InputError, StepError, UnderwattError
-from underwatt.jobs.job_address import load_job
+from underwatt.jobs.job import load_job
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence

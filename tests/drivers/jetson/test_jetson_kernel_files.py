@@ -6,8 +6,7 @@ import pytest
 from board_matrix import CELLS, plant
 from jetson_trees import CPU, put
 
-from underwatt.drivers.jetson.device import JetsonDevice
-from underwatt.drivers.jetson.kernel_files import conf_text, mode_name
+from underwatt.drivers.jetson.device import JetsonDevice, conf_text, mode_name
 from underwatt.helper.board_facts import parse_conf
 
 
