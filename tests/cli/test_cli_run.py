@@ -490,6 +490,13 @@ def test_the_display_with_and_without_a_terminal(terminal: bool) -> None:
     assert ("\x1b" in console.file.getvalue()) is terminal
 
 
+def test_a_narrow_terminal_breaks_no_figure_from_its_name() -> None:
+    console = Console(file=io.StringIO(), force_terminal=True, width=80)
+    show(console, Watched())
+    assert isinstance(console.file, io.StringIO)
+    assert "score 0.5 of 0.9  about 2.1 min left" in re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", console.file.getvalue())
+
+
 def test_a_terminal_on_which_nothing_moves_gets_lines(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TERM", "dumb")
     console = Console(file=io.StringIO(), force_terminal=True, width=200)

@@ -138,13 +138,16 @@ class Display:
             f"  batch {pilot.batch_size}  {pilot.samples:,} samples  ",
             f"{pilot.energy_j / 3600:.3g} Wh  {duration(pilot.elapsed_s, 2)}",
         )
+        more = Text()
         if self._score is not None:
             score, target = self._score
-            line.append(f"  score {score:.3g}" + (f" of {target:.3g}" if target is not None else ""))
+            more.append(f"  score {score:.3g}" + (f" of {target:.3g}" if target is not None else ""))
         left_s = pilot.time_left_s
         if math.isfinite(left_s):
-            line.append(f"  about {duration(left_s, 2)} left", "dim")
-        return line
+            more.append(f"  about {duration(left_s, 2)} left", "dim")
+        if self._moves and line.cell_len + more.cell_len > self._console.width:
+            line.append("\n")  # rather than in the middle of a figure
+        return line.append_text(more)
 
 
 # Of runs that came to an end, see docs/running.md; 1 and 2 are errors.
