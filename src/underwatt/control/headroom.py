@@ -45,6 +45,8 @@ USUAL_VIEW_S, LONGEST_VIEW_S = 3600.0, 86_400.0
 # while another setting is measured costs about so many seconds, a few at a setting that is somewhat slower.
 CAUTION_TO_FIT = 4.0
 MEASURING_COSTS_S = 0.6
+# Where what is known now is worse by this share than what a search for these watts ended with, another one may pay.
+LOST = 0.15
 MOST_ANEW = 3  # measurements where only batch sizes are weighed otherwise; not tuned
 FEWEST_STEPS = 3
 UNBOUNDED_W = 1e9  # where neither watts nor joules are bounded, and no deadline can be kept
@@ -252,17 +254,26 @@ class LevelSearch:
             safe=has_knobs,  # without knobs, pauses hold the budget whatever a step draws
         )
         self._level_w, self._base, self._goal = math.nan, problem, problem.goal
-        self.done_w: list[float] = []  # for which watts there was a search of the same that came to its end
+        # For which watts there was a search of the same that came to its end, and with what score.
+        self._done: list[tuple[float, float]] = []
 
     def _is_same(self, room: Headroom) -> bool:
         """Whether the same is searched for, but for the watts."""
         return room.goal is self._goal and room.base is self._base
 
     def is_done(self, room: Headroom) -> bool:
-        """Whether there was a search for about as many watts already."""
+        """Whether there was a search for about as many watts already, and what it found is not lost."""
         if not self._is_same(room) or self._knowledge.mistaken:
             return False
-        return any(math.isclose(room.left_w, done_w, rel_tol=self._options.same_level) for done_w in self.done_w)
+        near = self._options.same_level
+        alike = [score for done_w, score in self._done if math.isclose(room.left_w, done_w, rel_tol=near)]
+        return bool(alike) and self._score(room) <= (1 + LOST) * max(alike)
+
+    def _score(self, room: Headroom) -> float:
+        """Of the best that keeps the budget; inf where nothing does."""
+        problem = room.problem()
+        best = self._knowledge.best(problem)
+        return best.score(problem.goal) if best and best.fits else math.inf
 
     def ask(self, room: Headroom, elapsed_s: float, time_left_s: float) -> Ask | None:
         """The setting to measure next; ``None`` where that is worth nothing."""
@@ -272,7 +283,7 @@ class LevelSearch:
         level_w, is_same = room.left_w, self._is_same(room)
         is_new = room.goal is not self._goal or not math.isclose(level_w, self._level_w, rel_tol=1e-3)
         if not is_same:
-            self._goal, self._base, self.done_w = room.goal, room.base, []
+            self._goal, self._base, self._done = room.goal, room.base, []
         if is_new or not is_same:
             time_s = room.time_at_level_s(elapsed_s, time_left_s, self._options.same_level)
             problem = room.problem()
@@ -299,11 +310,11 @@ class LevelSearch:
 
     def ends(self, room: Headroom) -> None:
         """The search for the watts in force is over."""
-        self.done_w.append(room.left_w)
+        self._done.append((room.left_w, self._score(room)))
 
     def tried_in_vain(self, room: Headroom) -> bool:
         """What was tried draws too much; where pauses may hold watts that nothing keeps without, one try is enough."""
-        is_enough = bool(self.done_w) and self._search.best is None and room.can_pause
+        is_enough = bool(self._done) and self._search.best is None and room.can_pause
         if is_enough:
             self.ends(room)
         return is_enough

@@ -82,7 +82,9 @@ class Knowledge:
         self._known: dict[Setting, Measurement] = {}
         self._refused: set[PowerMode] = set()
         self._too_large = math.inf
-        self._idle_w: dict[PowerMode, tuple[float, float]] = {}  # with what steps drew at it
+        # What pauses draw without drift, and what steps draw there; and where that was seen as lately as ``_unsure``.
+        self._idle_w: dict[PowerMode, tuple[float, float]] = {}
+        self._unsure_idle: set[PowerMode] = set()
         self.drift = Drift()
         self._drift_std_w = 0.0
         self._unsure: list[Setting] = []  # measured since the device was last seen to be as it was taken to be
@@ -126,6 +128,8 @@ class Knowledge:
             extra_w = max(drift.extra_w + left_w, -LARGEST_RELIEF * known.power_w)
             self.drift = Drift(extra_w, min(max(drift.slow_factor * slow, 0.5), 20.0))
             self._drift_std_w = LEAP * known.power_w
+            while self._unsure_idle:  # it may have been seen after the leap
+                self._idle_w.pop(self._unsure_idle.pop(), None)
             if not self._was_mistaken(setting, drift):
                 self._forget_unsure(setting)
             return True
@@ -133,6 +137,7 @@ class Knowledge:
             return False
         self._agreed = setting
         self._unsure.clear()
+        self._unsure_idle.clear()
         if self._leap is not None and setting not in (self._leap.setting, *self._leap.added):
             self._leap = None  # confirmed
         setting_std = max(_half_width(known.power_w_ci95) / 2, LEAST_STD * known.power_w)
@@ -197,8 +202,10 @@ class Knowledge:
 
     def saw_idle(self, setting: Setting, idle_w: float) -> None:
         """Pauses at a known setting were seen to draw so much; a clock that is held high draws more."""
-        before_w, _ = self._idle_w.get(setting.mode, (idle_w, 0.0))
-        self._idle_w[setting.mode] = (before_w + IDLE_LEARNED * (idle_w - before_w), self._known[setting].power_w)
+        own_w = idle_w - self.drift.extra_w
+        before_w, _ = self._idle_w.get(setting.mode, (own_w, 0.0))
+        self._idle_w[setting.mode] = (before_w + IDLE_LEARNED * (own_w - before_w), self._known[setting].power_w)
+        self._unsure_idle.add(setting.mode)
 
     def idle_w(self, known: Measurement) -> float | None:
         """What pauses at a measured setting draw, as they did there or at the nearest one; ``None`` if none were seen.
@@ -209,7 +216,8 @@ class Knowledge:
             return None
         same = self._idle_w.get(known.setting.mode)
         near_w, busy_w = same or min(self._idle_w.values(), key=lambda seen: abs(math.log(known.power_w / seen[1])))
-        return near_w if same else near_w * math.sqrt(known.power_w / busy_w)
+        own_w = near_w if same else near_w * math.sqrt(known.power_w / busy_w)
+        return own_w + self.drift.extra_w
 
     def refuse(self, mode: PowerMode) -> None:
         """The device did not take this mode: it is not offered again."""
