@@ -334,8 +334,8 @@ def test_watts_that_no_clock_can_hold_are_said_and_waited_out(tmp_path: Path) ->
         run.controller._waiting = lambda: post_budget(tmp_path, "9W", "command") if run.elapsed_s > low_s + 60 else None
         run.train(90)
         assert any("cannot be held, and training waits" in text for text in run.notes("warning"))
-        lowest = min(run.controller.knowledge.measurements(), key=lambda m: m.power_w).setting
-        assert lowest in [event.setting for event in run.said("setting")]
+        lowest = min(run.controller.knowledge.measurements(), key=lambda m: m.power_w).setting.mode
+        assert lowest in [event.setting.mode for event in run.said("setting")]
         run.train(20)
         assert run.controller.budget_w == 9.0
         assert run.holds()

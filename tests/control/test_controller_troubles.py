@@ -18,6 +18,8 @@ from run_world import (
     watts,
 )
 
+from underwatt.budget import parse_budget
+from underwatt.control.live_budget import LiveBudget
 from underwatt.control.state import ControlOptions, Phase
 from underwatt.errors import DeviceBusyError, SensorError
 from underwatt.records import Status
@@ -220,3 +222,11 @@ def test_a_process_that_comes_while_a_known_setting_is_checked_is_the_devices() 
         mean_w, _ = run.train(30.0)
         assert any("has drifted" in note for note in run.notes("info"))
         assert mean_w <= 5.0 * 1.01
+
+
+def test_a_search_goes_on_while_much_is_to_be_gained() -> None:
+    """After twelve measurements, most of them steps towards a setting that surely fits, it ended at 73% of the best."""
+    with running(virtual("orin-nano"), LiveBudget(parse_budget("10.5W peak"))) as run:
+        run.train(SETTLED_S + 20)
+        assert run.controller.phase is Phase.HOLDING
+        assert "expected to gain" in run.controller._search._search._stopped

@@ -212,7 +212,7 @@ class Controller(Actuator):
             self._use_best(Phase.CORRECTING, f"pauses drew {power_w:.2f} W")
             return
         text = f"Waiting alone draws {power_w:.2f} W: {self.budget_w:g} W cannot be held, and training waits."
-        if (lowest := room.lowest()) != self.setting:
+        if (lowest := room.lowest()) != self.setting or not self.verdict.why:
             self._note("warning", text)
             self.judge.because(text)
             self._use(lowest, Phase.CORRECTING, "waiting draws least there")
@@ -304,7 +304,7 @@ class Controller(Actuator):
             peak_w = seen.power_w + known.peak_w - known.power_w
             self._start_over([replace(known, power_w=seen.power_w, step_s=seen.step_s, peak_w=peak_w)])
             return True
-        if self.knowledge.observe(known.setting, seen.power_w, seen.step_s, long_s, seen.blur_w):
+        if self.knowledge.observe(known.setting, seen.power_w, seen.step_s, long_s, seen.blur_w, seen.busy_share):
             self._correct(seen.power_w)
             return True
         if math.isfinite(seen.power_w):

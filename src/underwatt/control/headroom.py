@@ -46,7 +46,8 @@ USUAL_VIEW_S, LONGEST_VIEW_S = 3600.0, 86_400.0
 CAUTION_TO_FIT = 4.0
 MEASURING_COSTS_S = 0.6
 # Where what is known now is worse by this share than what a search for these watts ended with, another one may pay.
-LOST = 0.15
+LOST = 0.5
+MORE_FOR_PEAK = 2
 MOST_ANEW = 3  # measurements where only batch sizes are weighed otherwise; not tuned
 FEWEST_STEPS = 3
 UNBOUNDED_W = 1e9  # where neither watts nor joules are bounded, and no deadline can be kept
@@ -267,7 +268,8 @@ class LevelSearch:
             return False
         near = self._options.same_level
         alike = [score for done_w, score in self._done if math.isclose(room.left_w, done_w, rel_tol=near)]
-        return bool(alike) and self._score(room) <= (1 + LOST) * max(alike)
+        score = self._score(room) if alike else 0.0
+        return bool(alike) and (score == math.inf or score <= (1 + LOST) * max(alike))
 
     def _score(self, room: Headroom) -> float:
         """Of the best that keeps the budget; inf where nothing does."""
@@ -291,7 +293,7 @@ class LevelSearch:
                 problem = replace(problem, idle_w=None)
             self._search = self._search.under(
                 problem,
-                most=self._options.most_a_level if is_new else MOST_ANEW,
+                most=self._most_a_level(room) if is_new else MOST_ANEW,
                 least_gain=max(self._options.least_gain, MEASURING_COSTS_S / time_s),
             )
             self._level_w = level_w
@@ -303,6 +305,10 @@ class LevelSearch:
                 self._search.tell(Measurement(ask.setting, status=Status.FAILED))
             ask = self._search.ask()
         return ask
+
+    def _most_a_level(self, room: Headroom) -> int:
+        """Peak watts are neared in smaller steps: nothing is tried that may be above them."""
+        return self._options.most_a_level * (MORE_FOR_PEAK if room.live.budget.watts is Watts.PEAK else 1)
 
     def is_surprised_by(self, measurement: Measurement) -> bool:
         """Whether a measurement of what was asked for last draws clearly other watts than was to be expected."""

@@ -50,7 +50,7 @@ LIKELY = 0.7
 # A candidate with less chance to fit than this is given up.
 HOPELESS = 0.01
 NEAR_LOWEST = 0.08  # in log watts
-LONGEST_TRIED_S = 12.0  # or twice the shortest step; a budget is judged over five steps, at most a minute
+LONGEST_TRIED_S = DEFAULT_WINDOW_S  # or twice the shortest step: a longer one is over before anything can be done
 # A candidate so many standard deviations behind gains nothing.
 FURTHEST = 30.0
 # Chosen with benchmarks/speed.py: where there are more candidates than this, only those with a prospect are thought
