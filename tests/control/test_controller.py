@@ -389,7 +389,7 @@ def test_a_reading_above_peak_watts_leads_to_a_lower_setting() -> None:
 @pytest.mark.parametrize("known", [True, False], ids=["holding", "searching"])
 def test_every_reading_of_a_long_step_counts_against_peak_watts(known: bool) -> None:
     """Steps of 2.84 s, 200 readings of up to 11.2 W, and no correction: only the last half second was looked at."""
-    device, cost = Hurt(virtual()), replace(NET, flops_per_sample=25e9, bytes_per_sample=300e6)
+    device, cost = Hurt(virtual()), replace(NET, flops_per_sample=40e9, bytes_per_sample=480e6)
     before = seen_before(device, cost) if known else ()
     with running(device, LiveBudget(parse_budget("9W peak")), known=before, options=QUICK, cost=cost) as run:
         if known:
