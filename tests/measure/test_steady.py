@@ -128,6 +128,6 @@ def test_warmth_is_not_taken_for_the_sensors_lag() -> None:
     assert learned_s == pytest.approx(0.6, abs=0.15)
     for _ in range(10):
         at_s = 0.1 * np.arange(40)
-        warming = 6.0 - 0.15 * np.exp(-at_s / 3.0) + rng.normal(0, 0.03, 40)
+        warming = 6.0 - 0.4 * np.exp(-at_s / 8.0) + rng.normal(0, 0.03, 40)
         settling.learn(mean_while_settling(at_s, warming, settling)[1])
-    assert settling.typical_s == pytest.approx(learned_s)
+    assert settling.typical_s == pytest.approx(learned_s, abs=0.1)

@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 SETTLING_TIMES_S = np.geomspace(0.1, 3.0, 24)  # from a quick shunt to the one-second average of a data-centre GPU
-TELLING = 0.05  # an approach that is a smaller share of the mean may as well be warmth: it tells nothing of the sensor
 SETTLED = 0.005  # a reading counts as settled when the approach is this share of the mean or less
 # Where the approach cannot be fitted (between pauses, after something else ran, when idle), it is waited out.
 SETTLING_WAIT_S = 1.0
@@ -169,7 +168,7 @@ def mean_while_settling(
     log_prior = np.append(settling.log_prior - 0.5 * math.log(independent), 0.0)
     log_likelihood = -0.5 * independent * np.log(unexplained / unexplained[best])
     log_weight = log_likelihood + log_prior
-    is_telling = best < len(amplitude) and abs(amplitude[best]) > TELLING * abs(level[best])
+    is_telling = best < len(SETTLING_TIMES_S) - 1  # what takes longer still is warmth, and tells nothing of the sensor
     weight = np.exp(log_weight - log_weight.max())
     weight /= weight.sum()
     mean = float(weight @ level)
