@@ -334,8 +334,8 @@ def test_watts_that_no_clock_can_hold_are_said_and_waited_out(tmp_path: Path) ->
         run.controller._waiting = lambda: post_budget(tmp_path, "9W", "command") if run.elapsed_s > low_s + 60 else None
         run.train(90)
         assert any("cannot be held, and training waits" in text for text in run.notes("warning"))
-        lowest = min(run.controller.knowledge.measurements(), key=lambda m: m.power_w).setting
-        assert lowest in [event.setting for event in run.said("setting")]
+        lowest = min(run.controller.knowledge.measurements(), key=lambda m: m.power_w).setting.mode
+        assert lowest in [event.setting.mode for event in run.said("setting")]
         run.train(20)
         assert run.controller.budget_w == 9.0
         assert run.holds()
@@ -389,7 +389,7 @@ def test_a_reading_above_peak_watts_leads_to_a_lower_setting() -> None:
 @pytest.mark.parametrize("known", [True, False], ids=["holding", "searching"])
 def test_every_reading_of_a_long_step_counts_against_peak_watts(known: bool) -> None:
     """Steps of 2.84 s, 200 readings of up to 11.2 W, and no correction: only the last half second was looked at."""
-    device, cost = Hurt(virtual()), replace(NET, flops_per_sample=25e9, bytes_per_sample=300e6)
+    device, cost = Hurt(virtual()), replace(NET, flops_per_sample=40e9, bytes_per_sample=480e6)
     before = seen_before(device, cost) if known else ()
     with running(device, LiveBudget(parse_budget("9W peak")), known=before, options=QUICK, cost=cost) as run:
         if known:

@@ -18,7 +18,9 @@ from run_world import (
     watts,
 )
 
-from underwatt.control.state import ControlOptions
+from underwatt.budget import parse_budget
+from underwatt.control.live_budget import LiveBudget
+from underwatt.control.state import ControlOptions, Phase
 from underwatt.errors import DeviceBusyError, SensorError
 from underwatt.records import Status
 
@@ -203,3 +205,28 @@ def test_what_is_measured_beside_another_process_is_used_now_and_marked_for_late
             assert known is not None
             assert known.power_w == pytest.approx(truth_w, rel=0.2), "as the setting is by itself"
             assert m.power_w > truth_w + 1.0
+
+
+def test_a_process_that_comes_while_a_known_setting_is_checked_is_the_devices() -> None:
+    """The check was given up and begun anew for as long as the process lasted: a minute at 12% above the budget."""
+    device = virtual("nano")
+    with experienced(device, watts(5.0)) as run:
+        settle(run)
+        setting, controller = run.controller.setting, run.controller
+        assert setting is not None
+        controller._search.is_surprised_by = lambda measurement: True
+        device.board.disturb(extra_w=1.5)
+        device.clock.advance(1.0)
+        assert controller._use(setting, Phase.SEARCHING, "to see whether the device has changed")
+        run.train(8.0)
+        mean_w, _ = run.train(30.0)
+        assert any("has drifted" in note for note in run.notes("info"))
+        assert mean_w <= 5.0 * 1.01
+
+
+def test_a_search_goes_on_while_much_is_to_be_gained() -> None:
+    """After twelve measurements, most of them steps towards a setting that surely fits, it ended at 73% of the best."""
+    with running(virtual("orin-nano"), LiveBudget(parse_budget("10.5W peak"))) as run:
+        run.train(SETTLED_S + 20)
+        assert run.controller.phase is Phase.HOLDING
+        assert "expected to gain" in run.controller._search._search._stopped

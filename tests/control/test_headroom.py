@@ -95,7 +95,7 @@ def test_where_pauses_may_hold_what_nothing_keeps_one_try_is_enough() -> None:
         search = LevelSearch(room, ControlOptions())
         search.tried_in_vain(room)
         assert not search.is_done(room), "nothing is known yet"
-        search.done_w.append(12.0)
+        search.ends(replace(room, budget_w=12.0))
         search.tried_in_vain(room)
         assert search.is_done(room) is tries, "peak watts are held by no pause"
 
@@ -168,3 +168,43 @@ def test_what_a_sample_takes_counts_pauses() -> None:
     assert room.sample_s(high) == room.sample_s(low), "by the best of what is known"
     knowledge.add(Measurement(high, step_s=0.01, power_w=12.0, peak_w=12.0))
     assert room.sample_s(high) > 1.2 * 0.01 / high.batch_size
+
+
+def test_where_what_a_search_had_found_is_lost_there_is_another_one() -> None:
+    """Pauses seemed to draw so much that nothing but the slowest setting was left: it was kept for 40 minutes."""
+    room, _, knowledge = made(power_w=8.0)
+    slow, fast = room.base.candidates[0], room.base.candidates[len(room.base) - 1]
+    knowledge.add(Measurement(slow, step_s=0.4, power_w=5.0, peak_w=5.0))
+    knowledge.add(Measurement(fast, step_s=0.1, power_w=7.9, peak_w=7.9))
+    search = LevelSearch(room, ControlOptions())
+    search.ends(room)
+    assert search.is_done(room)
+    assert search.is_done(replace(room, budget_w=8.1)), "as good as these"
+    knowledge.add(Measurement(fast, step_s=0.1, power_w=16.0, peak_w=16.0))
+    assert not search.is_done(room)
+    search.ends(room)
+    assert search.is_done(room), "there was nothing better, and it is not asked for for ever"
+
+
+def test_what_pauses_drew_beside_another_process_is_not_what_they_draw() -> None:
+    room, _, knowledge = made()
+    setting = room.base.candidates[0]
+    knowledge.add(Measurement(setting, step_s=0.2, power_w=5.0, peak_w=5.0))
+    knowledge.drift = Drift(extra_w=0.8)
+    knowledge.saw_idle(setting, 3.8)
+    assert room.idle_at(setting) == pytest.approx(3.8)
+    knowledge.drift = Drift()
+    assert room.idle_at(setting) == pytest.approx(3.0)
+
+
+def test_what_pauses_drew_just_before_a_leap_was_seen_may_have_been_seen_after_it() -> None:
+    room, _, knowledge = made()
+    setting, other = room.base.candidates[0], room.base.candidates[len(room.base) - 1]
+    for known in (setting, other):
+        knowledge.add(Measurement(known, step_s=0.2, power_w=5.0, peak_w=5.0, power_w_ci95=0.05))
+    knowledge.saw_idle(other, 3.1)
+    knowledge.observe(other, 5.0, 0.2, 4.0)
+    knowledge.saw_idle(setting, 4.8)
+    assert knowledge.observe(setting, 6.0, 0.2, 4.0), "another process came"
+    knowledge.drift = Drift()
+    assert room.idle_at(setting) == pytest.approx(3.1), "as at the other, which was seen before"

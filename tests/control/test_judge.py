@@ -141,6 +141,34 @@ def test_a_long_test_between_short_steps_is_no_long_step() -> None:
     assert judge.verdict.judged_s > at_s - 10.0
 
 
+def test_a_window_that_begins_within_a_second_counts_what_was_read_since_and_not_an_even_share_of_it() -> None:
+    """Steps of 0.4 s with pauses between them, held at 3.45 W, were judged 2 to 4% above 3.5 W every few seconds."""
+    judge = Judge()
+    judge.budget(0.0, Bound(3.5))
+    for _ in range(5):
+        judge.steps_take(1.5)
+    cycle = [2.2] * 11 + [6.88] * 4
+    assert shown(cycle * 200, 0.6, judge).verdict.over_s == 0
+    above = Judge()
+    above.budget(0.0, Bound(3.3))
+    for _ in range(5):
+        above.steps_take(1.5)
+    verdict = shown(cycle * 200, 0.6, above).verdict
+    assert verdict.over_s > 0.95 * verdict.judged_s
+
+
+@given(st.floats(0.1, 50.0), st.floats(0.1, 50.0), st.floats(0.1, 50.0), st.floats(0.0, 1.0))
+def test_the_parts_of_a_second_make_it_up(began_w: float, ended_w: float, mean_w: float, share: float) -> None:
+    one = Second(3.0, 4.0, mean_w, mean_w, 10, began_w, ended_w)
+    assert math.isclose(one.drawn_j(0.0), mean_w)
+    assert abs(one.drawn_j(1.0)) < 1e-9
+    assert math.isclose(one.shown_w(0.0), began_w)
+    assert math.isclose(one.shown_w(1.0), ended_w)
+    slope_w = (one.drawn_j(share) - one.drawn_j(share + 1e-6)) / 1e-6
+    assert math.isclose(slope_w, one.shown_w(share), rel_tol=1e-3, abs_tol=1e-2)
+    assert math.isclose(Second(3.0, 4.0, mean_w, mean_w, 10).drawn_j(share), (1 - share) * mean_w, abs_tol=1e-9)
+
+
 def test_a_verdict_goes_on_where_an_earlier_part_left_it() -> None:
     first = judged([11.0] * 50, Bound(10.0)).verdict
     whole = judged([9.0] * 50, Bound(10.0), begin_s=50.0, judge=Judge(first)).verdict

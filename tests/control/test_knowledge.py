@@ -234,3 +234,20 @@ def test_what_was_measured_after_a_setting_that_leaps_may_have_been_measured_bes
     settled.observe(at(600, 8), 8.0, 0.1, 4.0)
     assert settled.observe(at(600, 8), 10.0, 0.1, 4.0)
     assert len(settled.measurements()) == 4, "all was well after the search"
+
+
+def test_what_leaps_draws_in_pauses_too_and_is_no_larger_for_them() -> None:
+    """A process of 2.5 W seemed to be one of 4.2 W, all settings seemed to draw that, and the slowest was kept."""
+    share, idle_w, more_w = 0.6, 3.0, 2.5
+    knowledge = Knowledge(problem(), KNOWN)
+    mean_w = share * (8.0 + more_w) + (1 - share) * (idle_w + more_w)
+    seen_w = (mean_w - (1 - share) * idle_w) / share  # what is left for the steps, by what pauses drew before
+    assert knowledge.observe(at(600, 8), seen_w, 0.1, 4.0, 0.1, share)
+    assert knowledge.drift.extra_w == pytest.approx(more_w)
+
+
+def test_where_only_long_pauses_can_keep_watts_short_steps_are_preferred_to_hardly_fewer_watts() -> None:
+    """After a fall a step of 2.7 s, with one of 1.5 s at the same watts at hand, was 23% above the budget."""
+    knowledge = Knowledge(problem(), [measured(300, 16, 2.7, 5.0), measured(300, 8, 1.5, 5.1), KNOWN[1]])
+    assert knowledge.best(problem(3.0, idle_w=2.0)).measurement.setting == at(300, 8)  # type: ignore[union-attr]
+    assert knowledge.best(problem(3.0)).measurement.setting == at(300, 16)  # type: ignore[union-attr]

@@ -118,3 +118,16 @@ def test_a_leap_within_a_steady_signal_is_found_and_no_other() -> None:
     assert found == pytest.approx((3.0, 4.5), rel=0.05)
     waves = steady + np.where((at_s % 1.0) < 0.5, 0.0, 1.0)  # steps of a second with two phases
     assert jump(at_s, waves) is None
+
+
+def test_warmth_is_not_taken_for_the_sensors_lag() -> None:
+    """A board that warms up rises slowly, by little: measuring that made a sensor that lags 0.6 s seem to lag 1.2 s."""
+    rng, settling = np.random.default_rng(2), Settling()
+    settling.learn(mean_while_settling(*settling_signal(rng, 0.6, 30), settling)[1])
+    learned_s = settling.typical_s
+    assert learned_s == pytest.approx(0.6, abs=0.15)
+    for _ in range(10):
+        at_s = 0.1 * np.arange(40)
+        warming = 6.0 - 0.4 * np.exp(-at_s / 8.0) + rng.normal(0, 0.03, 40)
+        settling.learn(mean_while_settling(at_s, warming, settling)[1])
+    assert settling.typical_s == pytest.approx(learned_s, abs=0.1)

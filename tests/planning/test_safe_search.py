@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
+import numpy as np
 import planning_world as world
 import pytest
 
@@ -42,3 +45,11 @@ def test_a_search_that_need_not_hold_it_tries_more() -> None:
 
     Search(problem, most=30).run(measure)
     assert max(tried) > 6.0 * (1 + TRIED_ABOVE)
+
+
+def test_what_takes_longer_than_a_moment_must_fit_the_closer() -> None:
+    """One step of 9 s at 12% above the budget, in which nothing can be done, was above it for longer than a fall."""
+    search = Search(world.problem(parse_budget("6W")), safe=True)
+    drawn_w, step_s = np.array([6.4, 6.4, 6.03, 5.9]), np.array([0.2, 9.0, 9.0, 9.0])
+    outlook = SimpleNamespace(log_drawn_w=np.log(drawn_w), drawn_std=np.zeros(4))
+    assert search._surely_fit(outlook, np.log(step_s), np.full(4, np.inf)).tolist() == [True, False, True, True]

@@ -10,10 +10,11 @@ from underwatt.control.headroom import COUNTED_MARGIN, READ_MARGIN, Headroom
 from underwatt.control.judge import LiveJudge
 from underwatt.control.knowledge import Knowledge
 from underwatt.control.pacer import Pacer
-from underwatt.control.state import ControlOptions, ControlState, FastPath, Phase, is_back
+from underwatt.control.state import ControlOptions, ControlState, FastPath, Phase, is_back, throttle_ended, throttled
 from underwatt.control.steering import Steering
 from underwatt.errors import ApplyError, ModeError, NotPermittedError
 from underwatt.events import Noted, SettingChanged
+from underwatt.measure.meter import read_state
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -190,6 +191,18 @@ class Actuator:
         self.state = replace(self.state, changed_s=now_s, changed_from_w=read_w, usual_step_s=usual_s, valid_s=valid_s)
         self._set_pace()
         self._pacer.expect(expected_w, usual_s or math.nan, blind_until_s)
+
+    def _look_for_throttling(self, now_s: float) -> None:
+        before, self.state = self.state, throttle_ended(self.state, now_s)
+        if self.state is not before:
+            self._use_best(Phase.HOLDING, "clocks that were throttled may be used again")
+        if self.setting is None or now_s < self.state.throttle.next_look_s:
+            return
+        device, was_active = read_state(self._session.device), self.state.throttle.active
+        self.state = throttled(self.state, now_s, device, self.setting.mode, self._options)
+        if self.state.throttle.active and not was_active:
+            self._note("warning", f"The device slows itself down ({', '.join(device.throttle_reasons)}).")
+            self._use_best(Phase.CORRECTING, f"the GPU is throttled to {self.state.throttle.highest_mhz:g} MHz")
 
     def _busy_w(self, setting: Setting) -> float | None:
         """What a step is reckoned to draw; where pauses are all there is, too much rather than too little."""

@@ -22,7 +22,6 @@ from underwatt.control.state import Excess, Phase, SensorFinding
 from underwatt.errors import OutOfMemoryError, SensorError
 from underwatt.events import BudgetChanged, Measured
 from underwatt.measure.measurement import Measuring
-from underwatt.measure.meter import read_state
 from underwatt.measure.steady import jump
 from underwatt.planning.search import GLIMPSE
 from underwatt.records import Measurement, Setting, Status
@@ -213,7 +212,7 @@ class Controller(Actuator):
             self._use_best(Phase.CORRECTING, f"pauses drew {power_w:.2f} W")
             return
         text = f"Waiting alone draws {power_w:.2f} W: {self.budget_w:g} W cannot be held, and training waits."
-        if (lowest := room.lowest()) != self.setting:
+        if (lowest := room.lowest()) != self.setting or not self.verdict.why:
             self._note("warning", text)
             self.judge.because(text)
             self._use(lowest, Phase.CORRECTING, "waiting draws least there")
@@ -305,7 +304,7 @@ class Controller(Actuator):
             peak_w = seen.power_w + known.peak_w - known.power_w
             self._start_over([replace(known, power_w=seen.power_w, step_s=seen.step_s, peak_w=peak_w)])
             return True
-        if self.knowledge.observe(known.setting, seen.power_w, seen.step_s, long_s, seen.blur_w):
+        if self.knowledge.observe(known.setting, seen.power_w, seen.step_s, long_s, seen.blur_w, seen.busy_share):
             self._correct(seen.power_w)
             return True
         if math.isfinite(seen.power_w):
@@ -334,18 +333,6 @@ class Controller(Actuator):
             self._pacer.expect(self._busy_w(self.setting), self.state.usual_step_s or math.nan)
         phase = Phase.CORRECTING if power_w > self.budget_w else Phase.HOLDING
         self._use_best(phase, f"{power_w:.2f} W were measured" if math.isfinite(power_w) else "steps take another time")
-
-    def _look_for_throttling(self, now_s: float) -> None:
-        before, self.state = self.state, control.throttle_ended(self.state, now_s)
-        if self.state is not before:
-            self._use_best(Phase.HOLDING, "clocks that were throttled may be used again")
-        if self.setting is None or now_s < self.state.throttle.next_look_s:
-            return
-        device, was_active = read_state(self._session.device), self.state.throttle.active
-        self.state = control.throttled(self.state, now_s, device, self.setting.mode, self._options)
-        if self.state.throttle.active and not was_active:
-            self._note("warning", f"The device slows itself down ({', '.join(device.throttle_reasons)}).")
-            self._use_best(Phase.CORRECTING, f"the GPU is throttled to {self.state.throttle.highest_mhz:g} MHz")
 
     # Measuring and searching
 
@@ -418,12 +405,19 @@ class Controller(Actuator):
         return False
 
     def _is_rough_worth_a_check(self, found: Measurement, now_s: float) -> bool:
-        """Take in what was given up after a moment: only the search hears of it, and no drift follows from it."""
+        """Take in what was given up after a moment: only the search hears of it, and no drift follows from it.
+
+        But where a known setting is given up while it is checked, it is the device that has changed.
+        """
         self._doubted = None
         read_w = mean_reading_w(self._meter, max(now_s - control.ROUGH_S, self.state.changed_s))
         found = control.as_given_up(self.state, found, now_s, read_w, self._settling.typical_s)
         self._pacer.measured(found.power_w, found.step_s, forgive=self.state.room.has_knobs)
-        return self._is_to_be_checked(found)
+        if self.knowledge.of(found.setting) is None:
+            return self._is_to_be_checked(found)
+        self.knowledge.observe(found.setting, found.power_w, math.nan, self._options.short_s)
+        self._correct(found.power_w)
+        return True
 
     def _has_leapt(self, now_s: float) -> bool:
         """Whether another process came or went while a setting was measured: then it is measured anew."""

@@ -45,6 +45,7 @@ USUAL_VIEW_S, LONGEST_VIEW_S = 3600.0, 86_400.0
 # while another setting is measured costs about so many seconds, a few at a setting that is somewhat slower.
 CAUTION_TO_FIT = 4.0
 MEASURING_COSTS_S = 0.6
+MORE_FOR_PEAK = 2
 MOST_ANEW = 3  # measurements where only batch sizes are weighed otherwise; not tuned
 MUCH_GAIN = 0.02  # no search ends at so many measurements while so much is to be gained, before there are twice as many
 # What was found has turned out to draw too much, and the next best is worse by this share: the search was not over.
@@ -277,7 +278,7 @@ class LevelSearch:
         return room.goal is self._goal and room.base is self._base
 
     def is_done(self, room: Headroom) -> bool:
-        """Whether there was a search for about as many watts already."""
+        """Whether there was a search for about as many watts already, and what it found is not lost."""
         if not self._is_same(room) or self._knowledge.mistaken:
             return False
         return self._is_near(room.left_w, self.done_w) and not self._fell_behind(room)
@@ -318,7 +319,7 @@ class LevelSearch:
             made = sum(count for watts, count in self._made.items() if self._is_near(level_w, [watts]))
             self._search = self._search.under(
                 problem,
-                most=max(self._options.most_a_level - made, MOST_ANEW if made else 1),
+                most=max(self._most_a_level(room) - made, MOST_ANEW if made else 1),
             )
             self._level_w = level_w
         # A gain is worth what is left of the training to have it in.
@@ -331,6 +332,10 @@ class LevelSearch:
                 self._search.tell(Measurement(ask.setting, status=Status.FAILED))
             ask = self._search.ask()
         return ask
+
+    def _most_a_level(self, room: Headroom) -> int:
+        """Peak watts are neared in smaller steps: nothing is tried that may be above them."""
+        return self._options.most_a_level * (MORE_FOR_PEAK if room.live.budget.watts is Watts.PEAK else 1)
 
     def is_surprised_by(self, measurement: Measurement) -> bool:
         """Whether a measurement of what was asked for last draws clearly other watts than was to be expected."""

@@ -52,6 +52,23 @@ class Second:
         """How long it is."""
         return self.end_s - self.begin_s
 
+    @property
+    def _bend_w(self) -> float:
+        """How far its middle lies off the straight line between its ends, so that its mean is as it was: a parabola."""
+        return 6 * (self.mean_w - (self.began_w + self.ended_w) / 2)
+
+    def shown_w(self, share: float) -> float:
+        """What the sensor showed when so much of it was over; NaN where its ends are not known."""
+        return self.began_w + share * (self.ended_w - self.began_w + (1 - share) * self._bend_w)
+
+    def drawn_j(self, share: float) -> float:
+        """The joules that were read since so much of it was over: where steps and pauses take turns, no even share."""
+        if share <= 0 or math.isnan(self.began_w):
+            return (1 - max(share, 0.0)) * self.seconds * self.mean_w
+        before_w = share * (self.began_w + share * (self.ended_w - self.began_w) / 2)
+        before_w += self._bend_w * share**2 * (1 / 2 - share / 3)
+        return self.seconds * (self.mean_w - before_w)
+
 
 class Seconds:
     """Gathers readings by the second of the run; each stands for the time since the one before it."""
@@ -197,7 +214,7 @@ class Judge:
             seconds = min(one.seconds, one.end_s - begin_s)
             total_s, drawn_j, allowed_j = (
                 total_s + seconds,
-                drawn_j + seconds * one.mean_w,
+                drawn_j + one.drawn_j(1 - seconds / one.seconds),
                 allowed_j + seconds * allowed_w,
             )
         if total_s < FULL * (end_s - begin_s):
@@ -210,7 +227,7 @@ class Judge:
         """Joules of the window that the sensor had not shown at its end, less those of before that it showed in it."""
         first, last = self._window[0][0], self._window[-1][0]
         since = min(max(begin_s - first.begin_s, 0.0) / first.seconds, 1.0)
-        rise_w = last.ended_w - (first.began_w + since * (first.ended_w - first.began_w))
+        rise_w = last.ended_w - first.shown_w(since)
         return self.lag_s * rise_w if abs(rise_w) > CLEAR * mean_w else 0.0  # none where that is not known
 
     def _count(self, begin_s: float, end_s: float, over: float) -> None:

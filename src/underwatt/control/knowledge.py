@@ -82,7 +82,9 @@ class Knowledge:
         self._known: dict[Setting, Measurement] = {}
         self._refused: set[PowerMode] = set()
         self._too_large = math.inf
-        self._idle_w: dict[PowerMode, tuple[float, float]] = {}  # with what steps drew at it
+        # What pauses draw without drift, and what steps draw there; and where that was seen as lately as ``_unsure``.
+        self._idle_w: dict[PowerMode, tuple[float, float]] = {}
+        self._unsure_idle: set[PowerMode] = set()
         self.drift = Drift()
         self._drift_std_w = 0.0
         self._unsure: list[Setting] = []  # measured since the device was last seen to be as it was taken to be
@@ -110,12 +112,21 @@ class Knowledge:
         doubt_w = _half_width(known.power_w_ci95) + 2 * math.hypot(self._drift_std_w, blur_w)
         return abs(power_w - known.power_w - self.drift.extra_w) > LEAP * known.power_w + doubt_w
 
-    def observe(self, setting: Setting, power_w: float, step_s: float, seconds: float, blur_w: float = 0.0) -> bool:
+    def observe(
+        self,
+        setting: Setting,
+        power_w: float,
+        step_s: float,
+        seconds: float,
+        blur_w: float = 0.0,
+        busy_share: float = 1.0,
+    ) -> bool:
         """Watts and time of a known setting, seen over some seconds of training; whether the device has changed.
 
         Either may be NaN where it was not seen; ``blur_w`` is a standard deviation of the watts beyond that of the
         readings. What differs a little is shared between the setting, whose measurement was short, and the device,
-        which drifts; a leap is the device's alone. How large it is shows only later, for sensors lag.
+        which drifts; a leap is the device's alone. How large it is shows only later, for sensors lag. What leapt draws
+        in pauses too, and what it draws there was taken for the steps': they had ``busy_share`` of the time.
         """
         known = self._known[setting]
         drift = self.drift
@@ -123,9 +134,11 @@ class Knowledge:
         slow = step_s / known.step_s / drift.slow_factor if math.isfinite(step_s) else 1.0
         leaps = math.isfinite(power_w) and self.is_leap(setting, power_w, blur_w)
         if leaps or abs(slow - 1) > 2 * LEAP + _half_width(known.step_s_ci95) / known.step_s:
-            extra_w = max(drift.extra_w + left_w, -LARGEST_RELIEF * known.power_w)
+            extra_w = max(drift.extra_w + busy_share * left_w, -LARGEST_RELIEF * known.power_w)
             self.drift = Drift(extra_w, min(max(drift.slow_factor * slow, 0.5), 20.0))
             self._drift_std_w = LEAP * known.power_w
+            while self._unsure_idle:  # it may have been seen after the leap
+                self._idle_w.pop(self._unsure_idle.pop(), None)
             if not self._was_mistaken(setting, drift):
                 self._forget_unsure(setting)
             return True
@@ -133,6 +146,7 @@ class Knowledge:
             return False
         self._agreed = setting
         self._unsure.clear()
+        self._unsure_idle.clear()
         if self._leap is not None and setting not in (self._leap.setting, *self._leap.added):
             self._leap = None  # confirmed
         setting_std = max(_half_width(known.power_w_ci95) / 2, LEAST_STD * known.power_w)
@@ -197,8 +211,10 @@ class Knowledge:
 
     def saw_idle(self, setting: Setting, idle_w: float) -> None:
         """Pauses at a known setting were seen to draw so much; a clock that is held high draws more."""
-        before_w, _ = self._idle_w.get(setting.mode, (idle_w, 0.0))
-        self._idle_w[setting.mode] = (before_w + IDLE_LEARNED * (idle_w - before_w), self._known[setting].power_w)
+        own_w = idle_w - self.drift.extra_w
+        before_w, _ = self._idle_w.get(setting.mode, (own_w, 0.0))
+        self._idle_w[setting.mode] = (before_w + IDLE_LEARNED * (own_w - before_w), self._known[setting].power_w)
+        self._unsure_idle.add(setting.mode)
 
     def idle_w(self, known: Measurement) -> float | None:
         """What pauses at a measured setting draw, as they did there or at the nearest one; ``None`` if none were seen.
@@ -209,7 +225,8 @@ class Knowledge:
             return None
         same = self._idle_w.get(known.setting.mode)
         near_w, busy_w = same or min(self._idle_w.values(), key=lambda seen: abs(math.log(known.power_w / seen[1])))
-        return near_w if same else near_w * math.sqrt(known.power_w / busy_w)
+        own_w = near_w if same else near_w * math.sqrt(known.power_w / busy_w)
+        return own_w + self.drift.extra_w
 
     def refuse(self, mode: PowerMode) -> None:
         """The device did not take this mode: it is not offered again."""
@@ -251,7 +268,10 @@ class Knowledge:
         return project(problem, self._rows[known.setting.batch_size], known)
 
     def best(self, problem: Problem, highest_gpu_mhz: float = math.inf) -> Projection | None:
-        """The best measured setting under the problem's budget; where none keeps it, the one that draws least."""
+        """The best measured setting under the problem's budget; where none keeps it, the one that draws least.
+
+        Where pauses may have to, it is the one with the shortest steps of those that draw about as little.
+        """
         found = [
             self._project(problem, m) for m in self.measurements() if (m.setting.mode.gpu_mhz or 0) <= highest_gpu_mhz
         ]
@@ -259,7 +279,11 @@ class Knowledge:
         if fitting:
             return min(fitting, key=lambda item: item.score(problem.goal))
         reached = [item for item in found if math.isfinite(item.time_s)]
-        return min(reached, key=lambda item: item.measurement.power_w, default=None)
+        least = min(reached, key=lambda item: item.measurement.power_w, default=None)
+        if least is None or problem.idle_w is None:
+            return least
+        near = [item for item in reached if item.measurement.power_w <= (1 + LEAP) * least.measurement.power_w]
+        return min(near, key=lambda item: item.measurement.step_s)
 
 
 def _half_width(ci95: float) -> float:
@@ -289,6 +313,7 @@ class SeenSteps:
     power_w: float
     step_s: float
     blur_w: float
+    busy_share: float = 1.0  # of the time, which was not paused
 
 
 def seen_idle_w(meter: Meter, since_s: float, busy_w: float) -> float | None:
@@ -326,4 +351,4 @@ def seen_steps(meter: Meter, since_s: float, idle_w: float) -> SeenSteps:
     busy_s = max(seconds - paused_s, 1e-9)
     energy_j = float(trace.gained_j[of_steps].sum())
     power_w = (energy_j - idle_w * paused_s) / busy_s if paused_s <= MOST_PAUSED * seconds else math.nan
-    return SeenSteps(power_w, step_s, IDLE_DOUBT * idle_w * paused_s / busy_s)
+    return SeenSteps(power_w, step_s, IDLE_DOUBT * idle_w * paused_s / busy_s, busy_s / (busy_s + paused_s))

@@ -168,6 +168,7 @@ def mean_while_settling(
     log_prior = np.append(settling.log_prior - 0.5 * math.log(independent), 0.0)
     log_likelihood = -0.5 * independent * np.log(unexplained / unexplained[best])
     log_weight = log_likelihood + log_prior
+    is_telling = best < len(SETTLING_TIMES_S) - 1  # what takes longer still is warmth, and tells nothing of the sensor
     weight = np.exp(log_weight - log_weight.max())
     weight /= weight.sum()
     mean = float(weight @ level)
@@ -181,7 +182,7 @@ def mean_while_settling(
         first = int(np.sum(np.abs(amplitude[likeliest]) * approach[likeliest] > SETTLED * abs(mean)))
         first = min(first, count - 2)
     ci95 = max(ci95, _ci95_of_blocks(elapsed_s, residual[likeliest], block_s))
-    return Estimate(mean, ci95, first, count - first), log_likelihood[:-1]
+    return Estimate(mean, ci95, first, count - first), is_telling * log_likelihood[:-1]
 
 
 def _ci95_of_blocks(elapsed_s: NDArray[np.float64], residual: NDArray[np.float64], block_s: float) -> float:

@@ -16,7 +16,15 @@ from scipy.special import ndtr
 
 from underwatt.budget import Watts
 from underwatt.errors import BudgetError, InputError
-from underwatt.planning.problem import Outlook, Problem, Projection, project, rows_of
+from underwatt.planning.problem import (
+    DEFAULT_WINDOW_S,
+    LARGEST_SWING,
+    Outlook,
+    Problem,
+    Projection,
+    project,
+    rows_of,
+)
 from underwatt.predict.base import FEWEST, Predictor, prepared, take_rows
 from underwatt.predict.design import first_settings, fits_memory
 from underwatt.predict.fewshot import FewShot
@@ -42,7 +50,7 @@ LIKELY = 0.7
 # A candidate with less chance to fit than this is given up.
 HOPELESS = 0.01
 NEAR_LOWEST = 0.08  # in log watts
-LONGEST_TRIED_S = 12.0  # or twice the shortest step; a budget is judged over five steps, at most a minute
+LONGEST_TRIED_S = DEFAULT_WINDOW_S  # or twice the shortest step: a longer one is over before anything can be done
 # A candidate so many standard deviations behind gains nothing.
 FURTHEST = 30.0
 # Chosen with benchmarks/speed.py: where there are more candidates than this, only those with a prospect are thought
@@ -52,8 +60,9 @@ REFRESH_STEPS = 5
 # How fast power may grow with clocks, cores and batch size, and how surely it falls with all of them, as exponents.
 # On the real tables of ../shared/data 99.9% of all pairs of settings grow by less than 0.63.
 GROWTH, DECLINE = 0.8, 0.2
-# While the budget must hold, nothing is tried that may draw more by this share for the moment in which that is seen
-# (nothing at all for a bound on peaks); so many standard deviations above what is predicted.
+# While the budget must hold, nothing is tried that may draw more by this share for the moment in which that is seen,
+# less where a step takes longer than that, and nothing at all for a bound on peaks; so many standard deviations above
+# what is predicted.
 TRIED_ABOVE, SURE, SURE_OF_PEAK = 0.08, 2.0, 3.0
 GLIMPSE = 1  # steps of what was given up after a moment: more than no measurement, and less than any other
 LEAST_STRIDE = 0.05  # log units, of all knobs together: less is no step towards a better setting
@@ -284,16 +293,19 @@ class Search:
             return self._shortlist, fitted.predict(candidates.take(self._shortlist))
         prediction = fitted.predict(candidates)
         outlook = Outlook.of(self.problem, prediction, self.measurements)
-        sure = self._surely_fit(outlook, self._highest_log_w) if self.safe else None
+        sure = self._surely_fit(outlook, prediction.log_step_s, self._highest_log_w) if self.safe else None
         rows = self._shortlist = shortlist(self.problem, outlook, sure)
         return rows, take_rows(prediction, rows)
 
-    def _surely_fit(self, outlook: Outlook, highest_log_w: Floats) -> NDArray[np.bool_]:
-        """Which candidates may be tried while the budget must hold."""
-        doubt = SURE * outlook.drawn_std
+    def _surely_fit(self, outlook: Outlook, log_step_s: Floats, highest_log_w: Floats) -> NDArray[np.bool_]:
+        """Which candidates may be tried while the budget must hold: nothing can be done about a step before it ends."""
+        doubt, most_log_w = SURE * outlook.drawn_std, np.full(len(log_step_s), self._most_log_w)
         if self.problem.budget.watts is Watts.PEAK:
             doubt = SURE_OF_PEAK * np.maximum(outlook.drawn_std, LEAST_DOUBT)
-        return np.asarray(np.minimum(outlook.log_drawn_w + doubt, highest_log_w) <= self._most_log_w)
+        else:
+            swing_s = LARGEST_SWING * (self.problem.budget.window_s or DEFAULT_WINDOW_S)
+            most_log_w += np.log1p(np.minimum(TRIED_ABOVE, swing_s / np.exp(log_step_s))) - math.log1p(TRIED_ABOVE)
+        return np.asarray(np.minimum(outlook.log_drawn_w + doubt, highest_log_w) <= most_log_w)
 
     def _lowest(self, outlook: Outlook, prediction: Prediction) -> int | None:
         """The candidate that draws least.
@@ -321,7 +333,11 @@ class Search:
         if self.safe:
             # Nothing can be done about the watts of a step before it ends: one that takes long is not tried.
             log_longest_s = max(math.log(LONGEST_TRIED_S), float(prediction.log_step_s.min()) + math.log(2))
-            open_rows = open_rows & self._surely_fit(outlook, highest_log_w) & (prediction.log_step_s <= log_longest_s)
+            open_rows = (
+                open_rows
+                & self._surely_fit(outlook, prediction.log_step_s, highest_log_w)
+                & (prediction.log_step_s <= log_longest_s)
+            )
         if best is None:
             chance = float(np.where(open_rows, outlook.chance_to_fit(problem.budget), 0.0).max())
             if chance >= HOPELESS:
