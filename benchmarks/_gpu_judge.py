@@ -122,6 +122,7 @@ def judge(record: RunRecord, path: Path, begins_s: NDArray[np.float64] | None = 
         ends_s, over = windows_over(counter, budgets, window_s)
     else:
         ends_s, over = windows_of_steps(counter, budgets, begins_s)
+        window_s = float(np.median(begins_s[WINDOW_STEPS:] - begins_s[:-WINDOW_STEPS]))
     holds_s = [event.at_s for event in record.of(SettingChanged) if event.state == "holding"]
     tests, rows = record.of(Scored), []
     for number, budget in enumerate(budgets):

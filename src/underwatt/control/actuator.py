@@ -105,8 +105,8 @@ class Actuator:
 
     @property
     def pausing(self) -> bool:
-        """Whether there were pauses in the last seconds."""
-        return self._now_s() - self.state.last_pause_s < PAUSING_S
+        """Whether there were pauses in the last seconds, or before the last step where that takes as long."""
+        return self._now_s() - self.state.last_pause_s < PAUSING_S + 2 * self.state.usual_step_s
 
     @property
     def pause_share(self) -> float:
