@@ -121,6 +121,42 @@ def test_a_board_of_the_same_kind_starts_from_what_another_has_measured(task: Ta
     assert local.report.over <= 0.02
 
 
+def test_short_rounds_measure_settings_and_lose_none_of_it_at_their_ends(task: Task) -> None:
+    device = SimulatedFleet(_plan(("nano", "3.25W")), task).devices[0]
+    context = Context(0, 1, {}, RecordDict(), {})
+    measured = []
+    for train_s in (4.5, 2.5, 2.5, 2.5):
+        work = Work(train_s=train_s)
+        message = Message(RecordDict({KEY: ConfigRecord(work.as_record())}), 1, "train")
+        with fleet_round(context, message, device=device, budget="3.25W", cost=task.cost) as local:
+            for size in local.sizes(data=400):
+                local.step(0.1 * size)
+        measured.append(len(read_profile(local.report.profile).measurements))
+        device.clock.advance(1.0)
+    assert measured[0] >= 1  # although the first round has 2.5 s for it
+    assert measured == sorted(measured)
+    assert measured[-1] >= 4
+
+
+def test_a_round_too_short_for_anything_is_a_step(task: Task) -> None:
+    device = SimulatedFleet(_plan(("nano", "3.25W")), task).devices[0]
+    message = Message(RecordDict({KEY: ConfigRecord(Work(train_s=0.5).as_record())}), 1, "train")
+    context = Context(0, 1, {}, RecordDict(), {})
+    with fleet_round(context, message, device=device, budget="3.25W", cost=task.cost) as local:
+        for size in local.sizes(data=400):
+            local.step(0.1 * size)
+    assert KEY in local.records()
+    assert local.report is not None
+    assert local.report.steps == 1
+
+
+def test_boards_of_one_kind_share_what_they_measure_while_they_search(task: Task) -> None:
+    alone = SimulatedFleet(_plan(("nano", "3.2W"), ("tx2", "8W"), limit_s=14.0), task).run()
+    together = SimulatedFleet(_plan(("nano", "3.2W"), ("nano", "3.6W"), ("nano", "4W"), limit_s=14.0), task).run()
+    known = [len({*record.rounds[1].reports[1].front_s}) for record in (alone, together)]
+    assert known[1] > known[0]
+
+
 def test_only_strategies_that_combine_updates_can_be_led() -> None:
     assert isinstance(FleetStrategy(FedAdam()).inner, FedAdam)
     with pytest.raises(InputError, match="FedXgbBagging"):

@@ -239,7 +239,10 @@ class Local:
 
         A first one is, however late it is: a board without any has nothing to report, and would be asked in vain again.
         """
-        return not (self.work.train_s and self._step_s) or self._clock.now_s() + self._step_s <= self._begun_s + self.work.train_s
+        return (
+            not (self.work.train_s and self._step_s)
+            or self._clock.now_s() + self._step_s <= self._begun_s + self.work.train_s
+        )
 
     def batches(self, loader: Any, optimizer: Any) -> Iterator[Any]:
         """Batches of what a ``DataLoader`` loads, pass after pass until the round is over.
@@ -425,6 +428,9 @@ def _of_another(found: Measurement) -> Measurement:
     """A measurement of another board of the same kind: as good as one's own, but not as sure."""
     if not found.usable:
         return found
-    wide_w, wide_s = ALIKE * found.power_w, ALIKE * found.step_s
-    ci95 = {"power_w_ci95": max(found.power_w_ci95, wide_w), "step_s_ci95": max(found.step_s_ci95, wide_s)}
-    return replace(found, **ci95)
+    power_w_ci95, step_s_ci95 = ALIKE * found.power_w, ALIKE * found.step_s
+    return replace(
+        found,
+        power_w_ci95=max(found.power_w_ci95, power_w_ci95),
+        step_s_ci95=max(found.step_s_ci95, step_s_ci95),
+    )
