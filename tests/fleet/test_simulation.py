@@ -18,7 +18,7 @@ from flwr.serverapp.strategy import FedAdam, FedXgbBagging
 from underwatt.budget import Budget, Schedule
 from underwatt.errors import InputError
 from underwatt.fleet import FleetStrategy, round as fleet_round
-from underwatt.fleet.messages import KEY, Work
+from underwatt.fleet.messages import KEY, Work, read_profile
 from underwatt.fleet.simulation import BoardPlan, FleetPlan, SimulatedFleet, Task
 from underwatt.fleet.site import Site
 from underwatt.fleet.strategy import BoardState
@@ -96,17 +96,65 @@ def test_a_board_of_the_same_kind_starts_from_what_another_has_measured(task: Ta
     fleet = SimulatedFleet(_plan(("nano", "3W"), ("tx2", "8W"), limit_s=60.0), task)
     strategy = FleetStrategy()
     measured = fleet.run().rounds[-1].reports
-    for report in measured.values():
-        strategy._profiles[report.kind] = report.profile
+    for node, report in measured.items():
+        strategy._profiles[report.kind] = {node: report.profile}
     late = SimulatedFleet(_plan(("nano", "3W"), seed=7), task)
     message = Message(
-        RecordDict({KEY: ConfigRecord(Work(references=strategy._references(BoardState())).as_record())}), 1, "train"
+        RecordDict({KEY: ConfigRecord(Work(references=strategy._references(9, BoardState())).as_record())}), 1, "train"
     )
     context = Context(0, 1, {}, RecordDict(), {})
     local = fleet_round(context, message, device=late.devices[0], budget="3W", cost=task.cost)
-    assert [one.device.id for one in local._references()] == ["virtual-nano"]  # and not the other board's
-    assert len(local._references()[0].measurements) >= 3
-    assert strategy._references(BoardState(report=measured[1])) == ()  # it has its own
+    nano = {one.setting for one in read_profile(measured[1].profile).measurements}
+    assert {one.setting for one in local._borrow(())} == nano  # and not the other board's
+    assert len(nano) >= 3
+    assert strategy._references(1, BoardState(report=measured[1])) == ()  # it has its own
+    assert strategy._references(9, BoardState(report=measured[1])) == (measured[1].profile,)
+    assert strategy._references(9, BoardState(report=measured[1], searched=True)) == ()
+    with local:
+        for size in local.sizes(data=100):
+            local.step(0.1 * size)
+            if local._clock.now_s() > local._begun_s + 8.0:
+                break
+    assert local.report is not None
+    idle_s = 2.0  # what waiting draws is measured first
+    assert local.report.samples / (local.report.train_s - idle_s) > 0.85 * measured[1].samples / measured[1].train_s
+    assert local.report.over <= 0.02
+
+
+def test_short_rounds_measure_settings_and_lose_none_of_it_at_their_ends(task: Task) -> None:
+    device = SimulatedFleet(_plan(("nano", "3.25W")), task).devices[0]
+    context = Context(0, 1, {}, RecordDict(), {})
+    measured = []
+    for train_s in (4.5, 2.5, 2.5, 2.5):
+        work = Work(train_s=train_s)
+        message = Message(RecordDict({KEY: ConfigRecord(work.as_record())}), 1, "train")
+        with fleet_round(context, message, device=device, budget="3.25W", cost=task.cost) as local:
+            for size in local.sizes(data=400):
+                local.step(0.1 * size)
+        measured.append(len(read_profile(local.report.profile).measurements))
+        device.clock.advance(1.0)
+    assert measured[0] >= 1  # although the first round has 2.5 s for it
+    assert measured == sorted(measured)
+    assert measured[-1] >= 4
+
+
+def test_a_round_too_short_for_anything_is_a_step(task: Task) -> None:
+    device = SimulatedFleet(_plan(("nano", "3.25W")), task).devices[0]
+    message = Message(RecordDict({KEY: ConfigRecord(Work(train_s=0.5).as_record())}), 1, "train")
+    context = Context(0, 1, {}, RecordDict(), {})
+    with fleet_round(context, message, device=device, budget="3.25W", cost=task.cost) as local:
+        for size in local.sizes(data=400):
+            local.step(0.1 * size)
+    assert KEY in local.records()
+    assert local.report is not None
+    assert local.report.steps == 1
+
+
+def test_boards_of_one_kind_share_what_they_measure_while_they_search(task: Task) -> None:
+    alone = SimulatedFleet(_plan(("nano", "3.2W"), ("tx2", "8W"), limit_s=14.0), task).run()
+    together = SimulatedFleet(_plan(("nano", "3.2W"), ("nano", "3.6W"), ("nano", "4W"), limit_s=14.0), task).run()
+    known = [len({*record.rounds[1].reports[1].front_s}) for record in (alone, together)]
+    assert known[1] > known[0]
 
 
 def test_only_strategies_that_combine_updates_can_be_led() -> None:

@@ -65,6 +65,18 @@ def test_a_tighter_precision_takes_longer() -> None:
     assert costs[1] > 2 * costs[0]
 
 
+def test_where_the_interval_alone_is_to_say_nothing_waits_for_the_sensor_to_settle() -> None:
+    found = {}
+    for readings in (2, 6):
+        device = virtual("nano")
+        options = MeasureOptions(precision=0.03, min_readings=readings)
+        with Session(device) as session:
+            run = simulated(device).start(8)
+            found[readings] = measure(session, run, Setting(device.space.highest, 8), options)
+    assert found[2].cost_s < 0.8 * found[6].cost_s
+    assert found[2].power_w == pytest.approx(found[6].power_w, rel=0.04)
+
+
 def test_the_limit_ends_it_and_the_interval_says_so() -> None:
     device = virtual("nano")
     options = MeasureOptions(precision=1e-5, limit_s=3.0)

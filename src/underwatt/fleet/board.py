@@ -24,11 +24,13 @@ from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from underwatt._imports import require
-from underwatt.budget import DAY_S, Budget, Schedule
+from underwatt.budget import DAY_S, Budget, Schedule, Watts
 from underwatt.control.live_budget import LiveBudget, now_on_the_wall_s
 from underwatt.control.pilot import Pilot
-from underwatt.control.state import Phase
+from underwatt.control.state import ControlOptions, Phase
 from underwatt.convergence.curve import samples_to_target
 from underwatt.device.base import SimulatesLoad
 from underwatt.device.registry import open_device
@@ -39,20 +41,26 @@ from underwatt.fleet.rounds import NOISE_BATCH, Course, course_of
 from underwatt.jobs.data import fillable
 from underwatt.jobs.identity import loop_info
 from underwatt.jobs.load import RESNET18
+from underwatt.measure.measurement import MeasureOptions
 from underwatt.records import Profile, lasting
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
     from pathlib import Path
 
     from typing_extensions import Self
 
     from underwatt.adapters.tuner import Tuner
-    from underwatt.control.state import ControlOptions
     from underwatt.device.base import Device
     from underwatt.events import Event
     from underwatt.records import Measurement, WorkloadCost
 
+# A round is short and begins with a leap of watts: a setting is measured as well as serves to choose, not until the
+# sensor shows nothing else, and for a small gain of one board among many the others' time is not worth it.
+IN_ROUNDS = ControlOptions(
+    measure=MeasureOptions(precision=0.03, min_steps=4, limit_s=6.0, min_readings=2), least_gain=0.02
+)
+ALIKE = 0.05  # share by which boards of one kind may differ in watts and in time
 REMEMBERED = 0.7  # of what steps took lately, against the newest
 
 
@@ -157,8 +165,10 @@ class Local:
         self._workload = loop_info(options.name)
         self._course: Course | None = None
         self._own: Schedule | None = None  # watts of the board's own, from the round's start on
+        self._control = options.control or (ControlOptions() if self._budget.watts is Watts.PEAK else IN_ROUNDS)
         self._data, self._size = 0, 0
         self._before: tuple[Measurement, ...] = ()  # measured in earlier rounds
+        self._borrowed: tuple[Measurement, ...] = ()  # by other boards of this kind
         self._now: list[Measurement] = []  # and in this one
         self._stack = contextlib.ExitStack()
         self._begun_s = self._last_s = 0.0
@@ -176,17 +186,29 @@ class Local:
         trained_s = self._clock.now_s() - self._begun_s
         if pilot is not None and error[0] is None:
             phase = pilot.controller.phase  # before the device is put back
+            self._keep_unfinished(pilot)
         swallowed = self._stack.__exit__(*error)
         if pilot is not None and error[0] is None and pilot.steps:
             self._sum_up(pilot, trained_s, searched=phase is Phase.HOLDING and not self._now)
         return swallowed
 
+    def _keep_unfinished(self, pilot: Pilot) -> None:
+        """A round may end while a setting is measured: what is known of it by then counts if it is known roughly."""
+        controller, control = pilot.controller, self._control
+        found = controller.measuring.end() if controller.measuring is not None else None
+        if found is None or not found.usable or found.steps < control.measure.min_steps:
+            return
+        if max(found.step_s_ci95 / found.step_s, found.power_w_ci95 / found.power_w) <= control.rough:
+            self._now.append(controller.knowledge.drift.marked(found))
+
     def _sum_up(self, pilot: Pilot, train_s: float, *, searched: bool) -> None:
-        known = list({one.setting: one for one in (*self._before, *lasting(self._now))}.values())
-        profile = profile_text(Profile(self.device.info, self._workload, tuple(known)))
-        idle_w, front, verdict = pilot.idle_w or 0.0, front_of(known), pilot.controller.verdict
+        own = {one.setting: one for one in (*self._before, *lasting(self._now))}
+        known = {one.setting: one for one in self._borrowed} | own
+        profile = profile_text(Profile(self.device.info, self._workload, tuple(own.values())))
+        idle_w, front, verdict = pilot.idle_w or 0.0, front_of(known.values()), pilot.controller.verdict
         begun_s = self._state.values.get("begun-s", self._begun_s)
-        self._state.keep(**{"idle-w": idle_w, "profile": profile, "begun-s": begun_s})
+        lag = pilot.controller.judge.settling.log_prior.tolist()
+        self._state.keep(**{"idle-w": idle_w, "profile": profile, "begun-s": begun_s, "lag": lag})
         self.report = Report(
             steps=pilot.steps,
             samples=pilot.samples,
@@ -213,8 +235,14 @@ class Local:
     # What the user's loop calls
 
     def goes_on(self) -> bool:
-        """Whether there is time for another step: one that would end after the round's end is not begun."""
-        return not self.work.train_s or self._clock.now_s() + self._step_s <= self._begun_s + self.work.train_s
+        """Whether there is time for another step: one that would end after the round's end is not begun.
+
+        A first one is, however late it is: a board without any has nothing to report, and would be asked in vain again.
+        """
+        return (
+            not (self.work.train_s and self._step_s)
+            or self._clock.now_s() + self._step_s <= self._begun_s + self.work.train_s
+        )
 
     def batches(self, loader: Any, optimizer: Any) -> Iterator[Any]:
         """Batches of what a ``DataLoader`` loads, pass after pass until the round is over.
@@ -235,6 +263,7 @@ class Local:
             self._data, self._workload = len(loader.sampler), loop_info(self._options.name, optimizer)
             rate = RateFollower(optimizer, self._options.lr_batch_size or loader.batch_size)
             self._tuner = self._stack.enter_context(Tuner(self._make_pilot(), [rate], contextlib.ExitStack()))
+            self._recall_lag()
             rate.follow(loader.batch_size)
             # After the follower's own, so that it sees the rate that a step is made with.
             self._stack.callback(optimizer.register_step_pre_hook(self._hear_step).remove)
@@ -266,6 +295,7 @@ class Local:
         """
         self._course, self._data = Course(momentum), data
         pilot = self._stack.enter_context(self._make_pilot())
+        self._recall_lag()
         self._last_s = self._clock.now_s()
         while self.goes_on():
             self._size = pilot.batch_size
@@ -316,7 +346,7 @@ class Local:
     def _make_pilot(self) -> Pilot:
         options = self._options
         known, saver = self._known()
-        self._before = known
+        self._before, self._borrowed = known, self._borrow(known)
         sizes = options.batch_sizes
         if self._data:
             sizes, _ = fillable(sizes, self._data)
@@ -330,19 +360,32 @@ class Local:
             self._live_budget(),
             convergence=samples_to_target({size: 1e6 * (1 + size / noise) for size in options.batch_sizes}),
             cost=options.cost or (RESNET18 if isinstance(self.device, SimulatesLoad) else None),
-            known=known,
-            references=() if known else self._references(),
+            known=(*self._borrowed, *known),
             saver=saver,
             listener=self._hear,
-            options=options.control,
+            options=self._control,
             idle_w=self._state.values.get("idle-w"),
         )
         return self._pilot
 
-    def _references(self) -> list[Profile]:
-        """What boards of the same kind have measured of the same network, if the server knows some."""
+    def _recall_lag(self) -> None:
+        """How the sensor lags was learned in earlier rounds; else each would begin with seconds that tell of it."""
+        lag = self._state.values.get("lag")
+        assert self._pilot is not None
+        settling = self._pilot.controller.judge.settling
+        if lag is not None and len(lag) == len(settling.log_prior):
+            settling.log_prior = np.array(lag)
+
+    def _borrow(self, own: Iterable[Measurement]) -> tuple[Measurement, ...]:
+        """What boards of the same kind have measured of the same network and this one has not, if the server knows any.
+
+        They are taken for its own, but for what boards of one kind differ by; how it draws itself is soon seen.
+        """
         found = map(read_profile, self.work.references)
-        return [one for one in found if one.device.id == self.device.info.id and one.workload.id == self._workload.id]
+        alike = [one for one in found if one.device.id == self.device.info.id and one.workload.id == self._workload.id]
+        kin = {one.setting: one for profile in alike for one in lasting(profile.measurements)}
+        known = {one.setting for one in own}
+        return tuple(_of_another(one) for one in kin.values() if one.setting not in known)
 
     def _known(self) -> tuple[tuple[Measurement, ...], Any]:
         """What earlier rounds and runs have measured, and who keeps what this one measures."""
@@ -379,3 +422,15 @@ class Local:
         if course is None:
             return LiveBudget(self._budget)
         return LiveBudget(replace(self._budget, power_w=None, schedule=course))
+
+
+def _of_another(found: Measurement) -> Measurement:
+    """A measurement of another board of the same kind: as good as one's own, but not as sure."""
+    if not found.usable:
+        return found
+    power_w_ci95, step_s_ci95 = ALIKE * found.power_w, ALIKE * found.step_s
+    return replace(
+        found,
+        power_w_ci95=max(found.power_w_ci95, power_w_ci95),
+        step_s_ci95=max(found.step_s_ci95, step_s_ci95),
+    )

@@ -48,8 +48,9 @@ class SimulatedNode:
 
     def transfer_s(self, message: Message) -> float:
         """How long a message takes either way."""
-        records = message.content.array_records.values()
-        size = sum(len(array.data) for record in records for array in record.values())
+        arrays, others = message.content.array_records.values(), message.content.config_records.values()
+        size = sum(len(array.data) for record in arrays for array in record.values())
+        size += sum(len(str(value)) for record in others for value in record.values())
         return self.latency_s + size / self.bytes_per_s
 
 

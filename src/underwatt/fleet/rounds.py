@@ -29,10 +29,10 @@ if TYPE_CHECKING:
 
 # Samples to the target grow as 1 + b / NOISE_BATCH where nothing else is known of them; METHODS compares values.
 NOISE_BATCH = 256.0
-# Chosen with benchmarks/fleet.py --methods oracle, which tries fixed lengths: where rounds begin and end, as multiples
-# of what communication takes, and by how much one is longer than the one before it.
-FIRST_TIMES, LAST_TIMES, GROWTH = 2.5, 4.0, 1.03
-# While boards still search, rounds are long enough to measure a setting in each.
+# Chosen with benchmarks/fleet.py --methods oracle, which tries fixed lengths, on seeds 100 and 101: where rounds begin
+# and end, as multiples of what communication takes, and by how much one is longer than the one before it.
+FIRST_TIMES, LAST_TIMES, GROWTH = 1.5, 4.0, 1.03
+# While boards still search, rounds are long enough to measure some settings in each: 4 s and 5 s were slower.
 SEARCH_S = 6.0
 SHORTEST_S = 2.0
 LEAST_STEPS = 2  # of the slowest board that counts

@@ -42,7 +42,7 @@ LATE_SHARE, LATE_S = 0.1, 1.0
 SAME_LEVEL = 0.03  # budgets this close to each other need no search of their own, as on a board
 # Where nothing is known of a board's link yet: what is planned with, and how long it is waited for.
 FIRST_OVERHEAD_S, FIRST_WAIT_S = 1.0, 180.0
-MOST_REFERENCES = 8
+MOST_REFERENCES, MOST_OF_A_KIND = 8, 3
 SEARCHING = 0.1  # of the boards; where fewer still search, rounds are not made longer for them
 # Of those made from FedAvg: trees are no weights, and QFedAvg takes the length of an update for something else.
 NOT_UPDATES = {"FedXgbBagging", "FedXgbCyclic", "QFedAvg"}
@@ -104,7 +104,7 @@ class FleetStrategy(Strategy):  # type: ignore[misc]
         self.normalise, self.is_statistic = normalise, is_statistic
         self.boards: dict[int, BoardState] = {}
         self.rounds: list[RoundRecord] = []
-        self._profiles: dict[str, str] = {}  # by kind of board and workload
+        self._profiles: dict[str, dict[int, str]] = {}  # by kind of board and workload: of some boards, the newest last
         self.growth: float | None = None  # of updates with progress, as it was seen so far
         self._arrays: Any = None
 
@@ -133,7 +133,7 @@ class FleetStrategy(Strategy):  # type: ignore[misc]
                 batch_size=int(plan.batch_size[at]) if state.searched else 0,
                 steps=int(plan.steps[at]),
                 noise_batch=self.noise_batch,
-                references=self._references(state),
+                references=self._references(nodes[at], state),
                 **leases.get(nodes[at], {}),
             )
             record = RecordDict(dict(message.content))
@@ -176,12 +176,12 @@ class FleetStrategy(Strategy):  # type: ignore[misc]
     def _late_s(length_s: float) -> float:
         return LATE_S + LATE_SHARE * length_s
 
-    def _references(self, state: BoardState) -> tuple[str, ...]:
-        """What other boards have measured, for one that has not yet; it knows itself which of them is of its kind."""
+    def _references(self, node: int, state: BoardState) -> tuple[str, ...]:
+        """What other boards have measured, for one that still searches; of a new one the kind is not known yet."""
         if state.report is None:
-            return tuple(self._profiles.values())[-MOST_REFERENCES:]
-        found = self._profiles.get(state.report.kind, "")
-        return (found,) if found and not state.report.front_batch else ()
+            return tuple([*found.values()][-1] for found in self._profiles.values())[-MOST_REFERENCES:]
+        found = {} if state.searched else self._profiles.get(state.report.kind, {})
+        return tuple(text for other, text in found.items() if other != node)
 
     def exchange(self, grid: Grid, messages: Sequence[Any], planned_s: float) -> tuple[list[Any], dict[int, float]]:
         """Send a round's messages and gather the replies, with when each came, in seconds since they were sent."""
@@ -347,8 +347,12 @@ class FleetStrategy(Strategy):  # type: ignore[misc]
             if state.report is not None and abs(report.budget_w / state.report.budget_w - 1) > SAME_LEVEL:
                 state.searched = False  # other watts: it chooses anew
             state.report, state.searched = report, state.searched or report.searched
-            if report.profile and report.searched:
-                self._profiles[report.kind] = report.profile
+            if report.profile and report.front_batch:
+                of_kind = self._profiles.setdefault(report.kind, {})
+                of_kind.pop(node, None)
+                of_kind[node] = report.profile
+                if len(of_kind) > MOST_OF_A_KIND + 1:
+                    del of_kind[next(iter(of_kind))]
             seen_s = max(arrived[node] - report.busy_s, 0.0)
             before_s = state.overhead_s
             state.overhead_s = REMEMBERED * before_s + (1 - REMEMBERED) * seen_s if math.isfinite(before_s) else seen_s

@@ -44,6 +44,7 @@ class MeasureOptions:
     precision: float = 0.01  # half width of both 95% intervals, as a share of the value
     min_steps: int = 8
     limit_s: float = 60.0  # give what is known after this long, once there are two steps
+    min_readings: int = FEWEST_READINGS  # of watts that had settled: fewer where the interval alone is to say
 
     def __post_init__(self) -> None:
         if not 0 < self.precision < 1:
@@ -140,7 +141,7 @@ class Measuring:
             return False
         return over or (
             found.steps >= options.min_steps
-            and found.samples >= FEWEST_READINGS
+            and found.samples >= options.min_readings
             and not stands_still
             and found.step_s_ci95 <= options.precision * found.step_s
             and found.power_w_ci95 <= options.precision * found.power_w
