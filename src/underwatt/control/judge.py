@@ -74,6 +74,7 @@ class Seconds:
     """Gathers readings by the second of the run; each stands for the time since the one before it."""
 
     def __init__(self, begin_s: float = 0.0) -> None:
+        self.are_counted = False  # readings are means since the one before, and show no moment's watts
         self._begin_s = self._end_s = begin_s
         self._energy_j = self._max_w = 0.0
         self._readings = 0
@@ -99,7 +100,8 @@ class Seconds:
     def cut(self) -> Iterator[Second]:
         """Another budget holds from now on, or the run is over: what was read since the last second is one."""
         if self._readings:
-            seconds, ended_w = self._end_s - self._begin_s, sum(self._last) / len(self._last)
+            seconds = self._end_s - self._begin_s
+            ended_w = math.nan if self.are_counted else sum(self._last) / len(self._last)
             mean_w, began_w, self._began_w = self._energy_j / seconds, self._began_w, ended_w
             yield Second(self._begin_s, self._end_s, mean_w, self._max_w, self._readings, began_w, ended_w)
         self._begin_s, self._energy_j, self._max_w, self._readings = self._end_s, 0.0, 0.0, 0
@@ -284,6 +286,7 @@ class LiveJudge:
 
     def catch_up(self, until_s: float = math.inf) -> None:
         """Take in what was read since the last time."""
+        self._seconds.are_counted = self._meter.counts_joules
         self._judge.lag_s = 0.0 if self._meter.counts_joules else self.settling.typical_s
         for reading in self._meter.readings_after(self._read_s):
             if reading.at_s > until_s:
