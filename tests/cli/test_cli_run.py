@@ -286,7 +286,7 @@ def test_a_schedule_is_followed(capsys: pytest.CaptureFixture[str]) -> None:
         (["nowhere.py:blobs", "--budget", "3W"], 1, "nowhere.py"),
         (["job.py", "--budget", "3W"], 2, "Name it: job.py:factory"),
         (["job.py:blobs", "--budget", "3W", "--resume"], 2, "no run of blobs"),
-        (["job.py:blobs", "--budget", "3W", "--resume", "--out", "none"], 2, "no checkpoint in none"),
+        (["job.py:blobs", "--budget", "3W", "--resume", "--out", "none"], 2, "There is no checkpoint in"),
         (["job.py:blobs", "--budget", "3W", "--out", "job.py"], 2, "cannot be made"),
         (["job.py:blobs", "--budget", "3W", "--store", "job.py"], 1, "not an Underwatt store"),
         (["--budget", "3W", "-b", "8", "--", "python", "train.py", "{batch_size}"], 2, "cannot run on"),

@@ -180,8 +180,8 @@ def test_it_waits_as_long_as_it_is_told_and_asks_again(asked):
         os.write(answers, b"16 0 0\n")
 
     thread = threading.Thread(target=answer_later)
-    thread.start()
     started_s = time.monotonic()
+    thread.start()
     assert beats.ask(8) == 16
     thread.join()
     assert 0.2 <= time.monotonic() - started_s < 1.0

@@ -72,7 +72,8 @@ def test_a_run_that_tests_heavily_holds_its_budget_by_pauses(tmp_path: Path, cou
     run_heavily(tmp_path, device, "8W", 12_000)
     tests = log_in(tmp_path).of(Scored)
     assert sum(test.took_s or 0.0 for test in tests) > 0.3 * device.clock.now_s()
-    assert truth.worst(8.0, since_s=2.0) < (0.01 if counter else 0.02)
+    # A window that begins with a step and ends with one holds the excess of one more: here 0.2 s of 3 W, 1.6% of it.
+    assert truth.worst(8.0, since_s=2.0) < 0.02
     assert log_in(tmp_path).verdict().held
 
 

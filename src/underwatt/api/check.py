@@ -21,7 +21,7 @@ from underwatt.api.lookup import log_notes
 from underwatt.device.base import HasKernelFiles, HasStockModes, permitted_space
 from underwatt.drivers.check import CheckedKnob, CheckReport, KnobMove, KnobTrial, Level, SensorFigures, Verdict
 from underwatt.drivers.jetson.device import mode_name
-from underwatt.errors import ApplyError, DeviceBusyError, DeviceError, JournalError, WorkloadError
+from underwatt.errors import ApplyError, DeviceBusyError, DeviceError, InputError, JournalError, WorkloadError
 from underwatt.jobs.load import LOAD_BATCH_SIZES, load_for
 from underwatt.measure.measurement import MeasureOptions
 from underwatt.measure.meter import Meter, measure_idle, read_state
@@ -128,7 +128,7 @@ class _Check:
             part()
         except (DeviceBusyError, JournalError):
             raise
-        except (DeviceError, WorkloadError) as exc:
+        except (DeviceError, WorkloadError, InputError) as exc:
             self.notes.append(str(exc))
 
     def _progress(self, what: str, *, done: bool = False, left_s: float = math.nan, last: Any = None) -> None:
