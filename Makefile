@@ -44,8 +44,8 @@ test-lowest:
 test-fleet:
 	test -x $(FLEET)/bin/python || $(PYTHON) -m venv $(FLEET)
 	$(FLEET)/bin/python -m pip install --quiet --disable-pip-version-check torch==2.13.0 flwr==$(FLOWER) -e ".[demo]" \
-		"pytest>=8.2" "pytest-timeout>=2.3" "hypothesis>=6.100"
-	OMP_NUM_THREADS=1 $(FLEET)/bin/python -m pytest -W default tests/fleet
+		"pytest>=8.2" "pytest-timeout>=2.3" "pytest-xdist>=3.5" "hypothesis>=6.100"
+	OMP_NUM_THREADS=1 $(FLEET)/bin/python -m pytest -n $$(nproc) --dist worksteal -W default tests/fleet
 
 # The newest versions that there are, whatever constraints.txt names; PyTorch as pinned.
 test-newest:
