@@ -28,7 +28,7 @@ from underwatt.events import BudgetChanged, Ended, Measured, Noted, Progressed, 
 from underwatt.jobs.identity import job_info
 from underwatt.jobs.job import load_job
 from underwatt.records import ConvergenceRun, Measurement, PowerMode, Setting
-from underwatt.reports.run_figures import happened
+from underwatt.reports.gather_run import happened
 from underwatt.runlog.log import RunLog, read_log
 from underwatt.store.store import Store
 

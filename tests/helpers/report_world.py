@@ -16,7 +16,7 @@ from underwatt.events import BudgetChanged, Ended, Measured, Noted, Progressed, 
 from underwatt.predict.base import SettingArray
 from underwatt.records import ConvergenceRun, Measurement, Profile, Setting, Status, WorkloadCost, WorkloadInfo
 from underwatt.reports.build import build_report
-from underwatt.reports.figures import Report
+from underwatt.reports.report_records import Report
 from underwatt.runlog.log import RunLog, read_log
 from underwatt.runlog.run_record import RunRecord
 

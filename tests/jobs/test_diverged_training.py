@@ -12,7 +12,7 @@ from train_world import blobs, happening, log_in, state_in, train
 
 from underwatt.events import Progressed
 from underwatt.jobs import checkpoint, training_loop
-from underwatt.reports.run_figures import happened
+from underwatt.reports.gather_run import happened
 
 
 def weights_are_finite(folder: Path) -> bool:

@@ -22,7 +22,7 @@ from underwatt.jobs.job import Effort, Job
 from underwatt.jobs.runs import Run, RunOptions
 from underwatt.jobs.training import Training
 from underwatt.jobs.training_loop import train_under_budget
-from underwatt.reports.run_figures import happened
+from underwatt.reports.gather_run import happened
 from underwatt.store.store import Store
 
 SIZES = (16, 32, 64)

@@ -8,7 +8,7 @@ import pytest
 import report_world as world
 
 if TYPE_CHECKING:
-    from underwatt.reports.figures import Report
+    from underwatt.reports.report_records import Report
     from underwatt.runlog.run_record import RunRecord
 
 

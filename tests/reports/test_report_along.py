@@ -10,7 +10,7 @@ from report_world import device, write_run
 from underwatt.events import Progressed, Scored, SettingChanged
 from underwatt.records import PowerMode
 from underwatt.reports.draw_run import draw_along
-from underwatt.reports.run_figures import along_figure, levels_figure
+from underwatt.reports.gather_run import along_figure, levels_figure
 from underwatt.reports.words import set_command
 from underwatt.runlog.run_record import RunRecord
 

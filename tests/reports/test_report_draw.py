@@ -19,8 +19,8 @@ from underwatt.reports.draw_plan import (
     log_axis,
     place_labels,
 )
-from underwatt.reports.figures import HeatMap, Report
 from underwatt.reports.page import Section, others_table, sections_of, trace_table
+from underwatt.reports.report_records import HeatMap, Report
 
 CSS = Path(__file__).parents[2] / "src" / "underwatt" / "reports" / "assets" / "report.css"
 

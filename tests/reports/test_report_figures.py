@@ -14,9 +14,9 @@ from underwatt.budget import parse_budget
 from underwatt.events import Expected, Planned, SettingChanged
 from underwatt.records import Setting, to_json
 from underwatt.reports.build import build_report, decided_by, parity_figure
-from underwatt.reports.figures import Report
+from underwatt.reports.gather_run import trace_figure
 from underwatt.reports.page import render, sections_of
-from underwatt.reports.run_figures import trace_figure
+from underwatt.reports.report_records import Report
 from underwatt.runlog.run_record import RunRecord
 
 EXPECTED = Expected(time_s=600.0, power_w=5.5, energy_j=3300.0)

@@ -14,9 +14,9 @@ import report_world as world
 
 from underwatt.records import Profile
 from underwatt.reports.build import build_report
-from underwatt.reports.figures import Report
+from underwatt.reports.gather_run import trace_figure
 from underwatt.reports.page import render
-from underwatt.reports.run_figures import trace_figure
+from underwatt.reports.report_records import Report
 from underwatt.runlog.run_record import RunRecord
 
 if TYPE_CHECKING:

@@ -57,7 +57,7 @@ if TYPE_CHECKING:
     from underwatt.measure.series import ProfileOutcome
     from underwatt.predict.base import SettingArray
     from underwatt.records import ConvergenceRun, DeviceInfo, Measurement, PowerMode, WorkloadInfo
-    from underwatt.reports.figures import Report
+    from underwatt.reports.report_records import Report
     from underwatt.runlog.run_record import RunRecord
     from underwatt.store.store import Store
     from underwatt.studies.proxy_training import NoiseScale
@@ -406,7 +406,7 @@ def report_figures(
     ``budget`` and ``target`` are the run's by default, else the newest target of the convergence runs.
     """
     from underwatt.reports.build import build_report
-    from underwatt.reports.run_figures import budget_of, profile_of
+    from underwatt.reports.gather_run import budget_of, profile_of
     from underwatt.store.store import default_store_path
 
     wanted = Budget.of(budget).constant() if budget else None
@@ -439,7 +439,7 @@ def report_figures(
 
 def _reported(kept: Store, number: int, record: RunRecord | None, *, asked: bool) -> tuple[Profile, RunRecord | None]:
     """The profile to report on, and the run where it belongs to it."""
-    from underwatt.reports.run_figures import is_of, profile_of, with_run
+    from underwatt.reports.gather_run import is_of, profile_of, with_run
 
     if record is None:
         return lookup.stored_profile(kept, number), None

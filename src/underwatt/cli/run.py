@@ -194,7 +194,7 @@ def run(
         common.say_json({**record, **kept_in}, None)
         raise Exit(exit_code(ended.outcome, verdict))
     # In the words and with the figures of the report.
-    from underwatt.reports.run_figures import happened
+    from underwatt.reports.gather_run import happened
 
     if verdict.judgement is not Judgement.UNBOUNDED:
         common.say(f"[bold {'red' if verdict.held is False else 'green'}]{escape(str(verdict))}[/]")

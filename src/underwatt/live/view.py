@@ -12,7 +12,7 @@ from underwatt.budget import parse_budget
 from underwatt.control.judge import TOLERANCE
 from underwatt.errors import InputError
 from underwatt.records import Status, to_json
-from underwatt.reports.run_figures import OUTCOMES
+from underwatt.reports.gather_run import OUTCOMES
 from underwatt.reports.words import allowed
 
 if TYPE_CHECKING:

@@ -13,9 +13,18 @@ from underwatt.convergence.prior import RelativeCurve, shape_prior, usual_shape
 from underwatt.errors import UnderwattError
 from underwatt.events import Planned
 from underwatt.predict.base import Z90
-from underwatt.reports.figures import Checked, Convergence, Decision, Measurements, Missing, Parity, Report, Title
-from underwatt.reports.plan_figures import decide, energy_by_setting, front_figure, heat_maps, make_plan
-from underwatt.reports.run_figures import along_figure, energy_figures, happened, levels_figure, trace_figure
+from underwatt.reports.gather_plan import decide, energy_by_setting, front_figure, heat_maps, make_plan
+from underwatt.reports.gather_run import along_figure, energy_figures, happened, levels_figure, trace_figure
+from underwatt.reports.report_records import (
+    Checked,
+    Convergence,
+    Decision,
+    Measurements,
+    Missing,
+    Parity,
+    Report,
+    Title,
+)
 from underwatt.reports.words import duration, figures, percent, set_command
 from underwatt.rivals.validate import hold_back, judge
 
@@ -27,7 +36,7 @@ if TYPE_CHECKING:
     from underwatt.convergence.prior import Evidence
     from underwatt.predict.base import SettingArray
     from underwatt.records import ConvergenceRun, Measurement, PowerMode, Profile, Setting
-    from underwatt.reports.plan_figures import PlanToExplain
+    from underwatt.reports.gather_plan import PlanToExplain
     from underwatt.runlog.run_record import RunRecord
 
 

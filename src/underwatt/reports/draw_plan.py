@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from underwatt.planning.choice import Expectation
-    from underwatt.reports.figures import Front, HeatMap, MeasuredPoint
+    from underwatt.reports.report_records import Front, HeatMap, MeasuredPoint
 
 
 # Colours are names of CSS variables: the page resolves them, light or dark.

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
     from underwatt.records import Setting
     from underwatt.reports.draw_plan import Drawing
-    from underwatt.reports.figures import (
+    from underwatt.reports.report_records import (
         Along,
         Checked,
         Convergence,

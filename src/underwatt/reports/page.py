@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from underwatt.records import Measurement
     from underwatt.reports.draw_plan import Drawing
-    from underwatt.reports.figures import (
+    from underwatt.reports.report_records import (
         Along,
         Convergence,
         EnergyBySetting,

@@ -14,7 +14,7 @@ from underwatt.planning.choice import RISK, Candidates, choose_setting, outlook_
 from underwatt.planning.problem import Problem, project, rows_of
 from underwatt.predict.design import fits_memory
 from underwatt.predict.fewshot import FewShot
-from underwatt.reports.figures import EnergyBySetting, Front, HeatMap, KeyFigure, MeasuredPoint, Other
+from underwatt.reports.report_records import EnergyBySetting, Front, HeatMap, KeyFigure, MeasuredPoint, Other
 from underwatt.reports.words import KNOB_NAMES, bound, duration, energy, percent, span, times, watts
 from underwatt.rivals.compare import JOINT, LARGEST, cannot_keep, compare, joined
 

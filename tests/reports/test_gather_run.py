@@ -16,8 +16,8 @@ from underwatt.budget import parse_budget
 from underwatt.events import BudgetChanged, Expected, Planned, SettingChanged, Verdict
 from underwatt.measure.meter import Trace
 from underwatt.reports.build import build_report
-from underwatt.reports.figures import PowerTrace, Report
-from underwatt.reports.run_figures import budget_of, energy_figures, happened, stretches, thin, trace_figure
+from underwatt.reports.gather_run import budget_of, energy_figures, happened, stretches, thin, trace_figure
+from underwatt.reports.report_records import PowerTrace, Report
 from underwatt.runlog.log import read_log
 from underwatt.runlog.run_record import Points, RunRecord
 

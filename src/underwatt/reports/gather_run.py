@@ -25,7 +25,16 @@ from underwatt.events import (
 )
 from underwatt.measure.steady import SENSOR_LAG_S
 from underwatt.records import Profile, to_json
-from underwatt.reports.figures import Along, Change, EnergyOverTime, EnergySpent, Level, Levels, PowerTrace, Share
+from underwatt.reports.report_records import (
+    Along,
+    Change,
+    EnergyOverTime,
+    EnergySpent,
+    Level,
+    Levels,
+    PowerTrace,
+    Share,
+)
 from underwatt.reports.words import (
     allowed,
     bound,
