@@ -21,7 +21,7 @@ from run_world import (
 from underwatt.budget import parse_budget
 from underwatt.control.live_budget import LiveBudget
 from underwatt.control.state import ControlOptions, Phase
-from underwatt.errors import DeviceBusyError, SensorError
+from underwatt.errors import DeviceBusyError, NoDeviceError, SensorError
 from underwatt.records import Status
 
 SETTLED_S = 40.0
@@ -230,3 +230,66 @@ def test_a_search_goes_on_while_much_is_to_be_gained() -> None:
         run.train(SETTLED_S + 20)
         assert run.controller.phase is Phase.HOLDING
         assert "expected to gain" in run.controller._search._search._stopped
+
+
+class Late(Hurt):
+    """A board whose sensor gives a value every 0.3 s and tells it late, as several GPUs read in turn do."""
+
+    def read_power(self) -> Any:
+        sample = super().read_power()
+        at_s = math.floor((sample.at_s - 0.16) / 0.3) * 0.3
+        if self.last is None or at_s > self.last.at_s:
+            self.last = replace(sample, at_s=at_s)
+        return self.last
+
+    last: Any = None
+
+
+@pytest.mark.parametrize("power_w", [5.0, 7.0])
+def test_readings_that_come_late_and_seldom_end_no_run(power_w: float) -> None:
+    """The newest reading was older than the moment for which a setting that drew too much was looked at."""
+    device = Late(virtual())
+    with running(device, watts(power_w)) as run:
+        run.train(60)
+        assert run.train(60)[0] <= power_w * 1.02
+
+
+def test_a_counting_sensor_that_is_silent_for_some_long_steps_ends_no_run() -> None:
+    device = Hurt(virtual(), counter=True)
+    with running(device, LiveBudget(parse_budget("9W mean over 1s"))) as run:
+        run.train(30)
+        lost_s = run.elapsed_s
+        device.silent = lambda: run.elapsed_s - lost_s < 3.0
+        run.train(30)
+
+
+def test_a_state_that_cannot_be_read_for_a_moment_ends_no_run() -> None:
+    device = Hurt(virtual())
+    read, asked = device.read_state, []
+
+    def sometimes() -> Any:
+        asked.append(device.clock.now_s())
+        if len(asked) % 3 == 1:
+            raise NoDeviceError("The helper does not answer.") if len(asked) % 2 else SensorError("Not now.")
+        return read()
+
+    device.read_state = sometimes  # type: ignore[method-assign]
+    with running(device, watts(9.0)) as run:
+        run.train(60)
+        assert run.holds()
+    assert len(asked) > 6
+
+
+def test_a_run_leaves_the_lowest_clocks_when_what_made_it_wait_is_gone() -> None:
+    """Nothing was known of that setting, so that nobody saw that the device was as before again."""
+    device = virtual("nano")
+    with running(device, watts(4.5)) as run:
+        run.train(120)
+        _, before = run.train(20)
+        begun_s = run.elapsed_s
+        device.clock.every(0.5, lambda: device.board.disturb(extra_w=4.0 * (0 < run.elapsed_s - begun_s < 15)))
+        run.train(40)
+        assert any("training waits" in text for text in run.notes("warning"))
+        mean_w, after = run.train(30)
+    assert after > 0.9 * before
+    assert mean_w <= 4.5 * 1.01

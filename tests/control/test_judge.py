@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
@@ -188,3 +189,24 @@ def test_seconds_keep_every_joule_and_the_highest_reading(readings: list[tuple[f
     assert math.isclose(sum(one.seconds for one in found), at_s, rel_tol=1e-9)
     assert max(one.max_w for one in found) == max(power_w for _, power_w in readings)
     assert sum(one.readings for one in found) == len(readings)
+
+
+def test_long_steps_whose_sensor_has_been_silent_since_are_not_judged_yet() -> None:
+    judge = judged([9.0] * 8, Bound(10.0))
+    for at_s in np.arange(0.0, 16.0, 1.2):
+        judge.step_begins(float(at_s))
+    assert judge.verdict.judged_s <= 8.0
+
+
+def test_what_waited_to_be_judged_by_means_is_not_judged_by_peaks() -> None:
+    judge = Judge()
+    judge.budget(0.0, Bound(10.0))
+    for at in range(24):
+        if at % 4 == 0:
+            judge.step_begins(float(at))
+        judge.take(Second(at, at + 1, 9.0, 9.0, 10))
+    judge.budget(24.0, Bound(8.0, is_peak=True))
+    for at in range(24, 24 + 12):  # after a change of kind nothing is excused
+        judge.take(Second(at, at + 1, 8.5, 8.5, 10))
+    assert judge.verdict.over_s <= 12.0
+    assert judge.verdict.since_s is None or judge.verdict.since_s >= 24.0

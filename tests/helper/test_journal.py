@@ -158,7 +158,9 @@ def test_a_note_that_no_living_process_of_its_owner_left_holds_nobody(shared: Pa
     started = lock_module.process_started(os.getpid())
     stem = f"underwatt-{journal_module.slug(INFO.id)}"
     init_started = lock_module.process_started(1)
-    for number, text in enumerate(["", "x", "1", "999999999 0 a", f"{os.getpid()} 0 reused number", "1 2 3 \xff"]):
+    for number, text in enumerate(
+        ["", "x", "1", "999999999 0 a", f"{os.getpid()} 0 reused number", "1 2 3 \xff", "0 0 x", "-1 0 x"]
+    ):
         (shared / f"{stem}.{number}.note").write_text(text)
     forged = shared / f"{stem}.forged.note"
     forged.write_text(f"{os.getpid()} {started} not of its owner")

@@ -12,9 +12,10 @@ from underwatt.control.knowledge import Knowledge
 from underwatt.control.pacer import Pacer
 from underwatt.control.state import ControlOptions, ControlState, FastPath, Phase, is_back, throttle_ended, throttled
 from underwatt.control.steering import Steering
-from underwatt.errors import ApplyError, ModeError, NotPermittedError
+from underwatt.errors import DeviceError, ModeError
 from underwatt.events import Noted, SettingChanged
 from underwatt.measure.meter import read_state
+from underwatt.records import DeviceState
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -30,6 +31,9 @@ if TYPE_CHECKING:
 PAUSING_S = 2.0
 READ_BEFORE_S = 0.5  # a change of setting, that tells from where readings move
 MOST_REFUSED = 5  # modes that the device refuses before any was taken
+# A known setting is tried so soon where only waiting at an unknown one held the budget, each time so much later, and as
+# soon as at first again once that was so long ago. Not tuned: each try may be above the budget for some seconds.
+TRY_S, TRY_RARER, FORGOTTEN_S = 20.0, 4.0, 300.0
 # Where only pauses hold the budget, a step that was never measured is first taken to draw so many times the budget.
 CAUTION = 3.0
 TEST = "test"  # of all that is no step, this alone is taken to draw what steps do, before it was seen
@@ -120,6 +124,12 @@ class Actuator:
         to_end_s = left * room.sample_s(self.setting) if math.isfinite(left) else math.inf
         return min(room.expected_s(self.setting) * (1 - self._share_done), to_end_s)
 
+    def goes_on(self, energy_j: float, before: Actuator | None) -> None:
+        """A part of the training is over, in which so much was drawn; ``before`` led it in this process."""
+        self.energy_before_j = energy_j
+        if before is not None:
+            self.samples_left, self._paused_s = before.samples_left, before._paused_s
+
     def weigh(self, shape: RelativeCurve) -> None:
         """Batch sizes compare otherwise than was known: settings are searched for anew when there is time to."""
         self.state = replace(self.state, room=replace(self.state.room, base=self.state.room.base.weighed(shape)))
@@ -169,7 +179,7 @@ class Actuator:
             self._session.apply(setting.mode)
             self._meter.changed(setting.mode)
             self._pacer.forget_others()
-        except (ApplyError, ModeError, NotPermittedError) as exc:
+        except (DeviceError, ModeError) as exc:
             self._note("warning", f"{setting.mode} cannot be set: {exc}")
             self.knowledge.refuse(setting.mode)
             self.state = replace(self.state, refused=self.state.refused + 1)
@@ -192,13 +202,31 @@ class Actuator:
         self._set_pace()
         self._pacer.expect(expected_w, usual_s or math.nan, blind_until_s)
 
+    def _try_known(self, now_s: float) -> None:
+        """Pauses hold at a setting that was never measured: use one that was, again and again but ever more rarely.
+
+        What made pauses draw too much at all of them may be gone, and only a known setting can tell.
+        """
+        state, best = self.state, self.knowledge.best(self.state.room.problem())
+        if self.phase is not Phase.HOLDING or best is None or now_s < state.tried_s + state.try_after_s:
+            return
+        if now_s < state.changed_s + self._options.long_s:
+            return
+        is_new = now_s > state.tried_s + 2 * state.try_after_s + FORGOTTEN_S
+        self.state = replace(state, tried_s=now_s, try_after_s=TRY_S if is_new else TRY_RARER * state.try_after_s)
+        self._use(best.measurement.setting, Phase.HOLDING, "to see whether pauses hold the budget there again")
+
     def _look_for_throttling(self, now_s: float) -> None:
         before, self.state = self.state, throttle_ended(self.state, now_s)
         if self.state is not before:
             self._use_best(Phase.HOLDING, "clocks that were throttled may be used again")
         if self.setting is None or now_s < self.state.throttle.next_look_s:
             return
-        device, was_active = read_state(self._session.device), self.state.throttle.active
+        was_active = self.state.throttle.active
+        try:
+            device = read_state(self._session.device)
+        except DeviceError:  # whether it slows itself down is not told this time; lost watts are noticed elsewhere
+            device = DeviceState(self.setting.mode)
         self.state = throttled(self.state, now_s, device, self.setting.mode, self._options)
         if self.state.throttle.active and not was_active:
             self._note("warning", f"The device slows itself down ({', '.join(device.throttle_reasons)}).")

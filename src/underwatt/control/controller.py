@@ -204,6 +204,8 @@ class Controller(Actuator):
     def _cannot_hold(self, now_s: float) -> None:
         """Pauses at this setting draw more than the budget: find one where they do not, or wait at the lowest."""
         power_w = mean_reading_w(self._meter, now_s - self._options.short_s)
+        if math.isnan(power_w):
+            return  # nothing was read lately
         if self.setting is not None and self.knowledge.of(self.setting) is not None:
             self.knowledge.saw_idle(self.setting, power_w)
         self._set_pace()
@@ -264,9 +266,11 @@ class Controller(Actuator):
     def _watch(self, now_s: float) -> None:
         """Compare what is measured with what is known of the setting in use."""
         known = self.knowledge.of(self.setting) if self.setting else None
-        if known is None or now_s < self.state.valid_s + self._options.short_s:
+        if now_s < self.state.valid_s + self._options.short_s:
             return
-        if not self._is_exceeded(known, now_s) and not self._has_drifted(known, now_s):
+        if known is None:
+            self._try_known(now_s)
+        elif not self._is_exceeded(known, now_s) and not self._has_drifted(known, now_s):
             self._look_for_throttling(now_s)
 
     def _is_exceeded(self, known: Measurement, now_s: float) -> bool:
@@ -361,7 +365,7 @@ class Controller(Actuator):
             return
         setting, self.measuring = self.measuring.setting, None
         if over_w and (found is None or found.power_w_ci95 > 2 * self._options.rough * found.power_w):
-            if self._is_rough_worth_a_check(found or Measurement(setting, now_s - self.state.changed_s), now_s):
+            if self._is_rough_worth_a_check(found or Measurement(setting, now_s - self.state.changed_s), now_s, over_w):
                 return
         elif found is not None:
             found = replace(found, power_w=max(found.power_w, over_w), cost_s=now_s - self.state.changed_s)
@@ -404,13 +408,14 @@ class Controller(Actuator):
         self._take(found)
         return False
 
-    def _is_rough_worth_a_check(self, found: Measurement, now_s: float) -> bool:
+    def _is_rough_worth_a_check(self, found: Measurement, now_s: float, over_w: float) -> bool:
         """Take in what was given up after a moment: only the search hears of it, and no drift follows from it.
 
         But where a known setting is given up while it is checked, it is the device that has changed.
         """
         self._doubted = None
         read_w = mean_reading_w(self._meter, max(now_s - control.ROUGH_S, self.state.changed_s))
+        read_w = over_w if math.isnan(read_w) else read_w  # the newest reading may be older than that
         found = control.as_given_up(self.state, found, now_s, read_w, self._settling.typical_s)
         self._pacer.measured(found.power_w, found.step_s, forgive=self.state.room.has_knobs)
         if self.knowledge.of(found.setting) is None:

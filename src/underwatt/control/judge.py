@@ -140,6 +140,7 @@ class Judge:
         before, self._bound = self._bound, bound
         if bound.is_peak != before.is_peak or math.isinf(before.power_w) or math.isinf(bound.power_w):
             self._window.clear()
+            self._unjudged_s = None
         if not bound.is_peak:
             self._fallen_from_w, self._excused = -math.inf, []
         elif bound.power_w < before.power_w < math.inf:
@@ -209,6 +210,8 @@ class Judge:
         return self._over_mean(second.end_s - window_s, second.end_s)
 
     def _over_mean(self, begin_s: float, end_s: float) -> float | None:
+        if end_s <= begin_s:
+            return None  # nothing was read since then
         while self._window[0][0].end_s <= begin_s:
             self._window.popleft()
         total_s = drawn_j = allowed_j = 0.0

@@ -158,7 +158,7 @@ class Pilot:
             waiting=self._say_progress_if_late,
             judge=before.judge if before else LiveJudge(self.meter, self._begun_s, self._verdict, self._elapsed_s),
         )
-        controller.energy_before_j = self._energy_j
+        controller.goes_on(self._energy_j, before)
         self._fast = controller.fast_path
         return controller
 

@@ -115,12 +115,14 @@ class ControlState:
     last_pause_s: float = -math.inf
     other_s: float = -math.inf  # there are steps again, after something else
     peaks_seen_s: float = -math.inf  # readings from after this were not compared with peak watts yet
+    tried_s: float = -math.inf  # a known setting was tried last, where waiting at an unknown one held the budget
     # Not before
     next_look_s: float = -math.inf
     next_watch_s: float = -math.inf
     next_search_s: float = -math.inf
     step_time_from_s: float = -math.inf  # after a leap of power steps are timed anew before a search goes on
     same_until_s: float = -math.inf  # by the schedule, no other watts hold
+    try_after_s: float = 0.0  # and not before so much later is another one tried
     # Faults
     sensor_lost_s: float | None = None  # since when power cannot be read
     throttle: Throttle = Throttle()

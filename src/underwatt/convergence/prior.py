@@ -182,11 +182,6 @@ class RelativeCurve:
         off = (self._constants[:, 0] - math.log2(noise_scale_samples)) / spread_log2
         return replace(self, source=source or self.source)._weighed(-0.5 * off**2)
 
-    def given_ratio(self, batch_size: int, other: int, log_ratio: float, std: float) -> RelativeCurve:
-        """The curve after one batch size was seen to need exp(``log_ratio``) times the samples of another."""
-        shape = log_shape(self._constants, np.array([batch_size, other], float))
-        return self._weighed(-0.5 * ((shape[:, 0] - shape[:, 1] - log_ratio) / std) ** 2)
-
     def predict(self, batch_sizes: Sequence[int]) -> tuple[Floats, Floats]:
         """Mean and deviation of log samples, as a multiple of what the best of all batch sizes needs."""
         asked = np.asarray(batch_sizes, float)

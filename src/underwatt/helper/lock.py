@@ -136,6 +136,8 @@ def _read_note(path: Path) -> "tuple[int, str]":
 
 def _is_process_of(pid: int, started: str, owner: int) -> bool:
     """Whether a process lives, is the one that was meant, and is of the user who says so."""
+    if pid <= 0:
+        return False  # which would mean groups of processes
     try:
         os.kill(pid, 0)
     except PermissionError:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -9,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from underwatt.errors import InputError, MeasureError, OutOfMemoryError, StepError
+from underwatt.errors import DeviceError, InputError, MeasureError, OutOfMemoryError, StepError
 from underwatt.measure.meter import Meter, Trace, read_state
 from underwatt.measure.steady import SETTLING_WAIT_S, Estimate, Settling, mean_after_warmup, mean_while_settling
 from underwatt.records import Measurement, Setting, Status
@@ -160,8 +161,9 @@ class Measuring:
         return found
 
     def _ask_for_throttling(self) -> None:
-        self._reasons |= dict.fromkeys(read_state(self.device).throttle_reasons)
         self._asked_s = self._now_s()
+        with contextlib.suppress(DeviceError):  # not told this time; the meter notices a device that is gone
+            self._reasons |= dict.fromkeys(read_state(self.device).throttle_reasons)
 
     def _evaluate(self) -> tuple[Measurement, NDArray[np.float64]] | None:
         """What is known so far, and how well each settling time explains it; ``None`` while it is nothing."""
