@@ -216,6 +216,13 @@ class Actuator:
         self.state = replace(state, tried_s=now_s, try_after_s=TRY_S if is_new else TRY_RARER * state.try_after_s)
         self._use(best.measurement.setting, Phase.HOLDING, "to see whether pauses hold the budget there again")
 
+    def _expect_measured(self, found: Measurement, now_s: float) -> None:
+        """What steps draw is known from now on; pauses become shorter, which a sensor that lags shows later."""
+        has_knobs = self.state.room.has_knobs
+        blind_until_s = -math.inf if has_knobs else now_s + self._settling.seconds(self.budget_w, found.power_w)
+        busy_w = found.power_w + self._doubt_w(found)
+        self._pacer.measured(busy_w, found.step_s, forgive=has_knobs, blind_until_s=blind_until_s)
+
     def _look_for_throttling(self, now_s: float) -> None:
         before, self.state = self.state, throttle_ended(self.state, now_s)
         if self.state is not before:
@@ -236,11 +243,16 @@ class Actuator:
         """What a step is reckoned to draw; where pauses are all there is, too much rather than too little."""
         known, room = self.knowledge.of(setting), self.state.room
         if known is not None:
-            return self.knowledge.expected_w(known)
+            return self.knowledge.expected_w(known) + self._doubt_w(known)
         if room.has_knobs or not room.can_pause:
             return None
         highest_w = max((m.power_w for m in self.knowledge.measurements()), default=0.0)
         return max(CAUTION * self.budget_w, highest_w)
+
+    def _doubt_w(self, known: Measurement) -> float:
+        """What steps may draw beyond what was measured between pauses: a pacer without a counter learns it too late."""
+        is_sure = self.state.room.has_knobs or self._meter.counts_joules or math.isinf(known.power_w_ci95)
+        return 0.0 if is_sure else known.power_w_ci95
 
     def _other_w(self, what: str) -> float:
         """What is no step is reckoned to draw so much, before it was seen; too much rather than too little."""

@@ -369,7 +369,7 @@ class Controller(Actuator):
                 return
         elif found is not None:
             found = replace(found, power_w=max(found.power_w, over_w), cost_s=now_s - self.state.changed_s)
-            self._pacer.measured(found.power_w, found.step_s, forgive=room.has_knobs)
+            self._expect_measured(found, now_s)
             if self._is_to_be_checked(found):
                 return
         if over_w and self.knowledge.measurements():

@@ -115,10 +115,13 @@ class Pacer:
         if self._budget_w < math.inf:
             self._debt_j = max(self._debt_j, -CREDIT_S * self._budget_w)
 
-    def measured(self, busy_w: float, step_s: float, *, forgive: bool) -> None:
-        """What a step draws is known now; ``forgive`` most of the debt of a measurement that drew too much."""
+    def measured(self, busy_w: float, step_s: float, *, forgive: bool, blind_until_s: float = -math.inf) -> None:
+        """What a step draws is known now; ``forgive`` most of the debt of a measurement that drew too much.
+
+        Until a moment, readings still tell of the longer pauses of before.
+        """
         self.take_in()
-        self.expect(busy_w, step_s)
+        self.expect(busy_w, step_s, blind_until_s)
         if forgive and self._budget_w < math.inf:
             self._debt_j = min(self._debt_j, FORGIVEN_S * self._budget_w)
 

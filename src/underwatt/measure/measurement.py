@@ -210,7 +210,9 @@ class Measuring:
             power = mean_after_warmup(trace.power_w[present])
             return None if power.count < FEWEST_READINGS else (power, nothing_learned)
         if paused_s[-1] > 0 and not comes_often:
-            busy = _busy_power(trace, paused_s, self.idle_w)
+            # A sensor that lags shows the pauses of a while ago: where their share changes, that is another share.
+            lag_s = 0.0 if self.meter.counts_joules else min(self.settling.typical_s, SETTLING_WAIT_S)
+            busy = _busy_power(trace, self.meter.paused_s(trace.at_s - lag_s), self.idle_w)
             return None if busy is None else (busy, nothing_learned)
         return mean_while_settling(*trace.mean_watts(), self.settling, block_s=step_s)
 
