@@ -101,6 +101,12 @@ def test_peak_and_mean_watts_bound_different_things() -> None:
     assert not parse_budget("10W").allows(Measurement(SETTING, status=Status.OUT_OF_MEMORY))
 
 
+def test_no_peak_is_below_the_mean_whatever_pauses_a_sensor_showed() -> None:
+    between_pauses = Measurement(SETTING, step_s=0.1, power_w=3.5, peak_w=2.2)
+    assert not parse_budget("2.5W peak").allows(between_pauses)
+    assert parse_budget("3.6W peak").allows(between_pauses)
+
+
 def test_a_peak_that_was_not_recorded_is_an_error_and_not_a_zero() -> None:
     with pytest.raises(InputError, match="peak power"):
         parse_budget("10W peak").allows(Measurement(SETTING, step_s=0.1, power_w=9.0))

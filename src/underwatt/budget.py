@@ -88,7 +88,9 @@ class Budget:
 
         Everything that asks whether a measured setting keeps a budget asks this, so that all give one answer.
         """
-        drawn = measurement.peak_w if self.watts is Watts.PEAK else measurement.power_w
+        drawn = measurement.power_w
+        if self.watts is Watts.PEAK:  # no peak is below the mean, whatever pauses a sensor showed beside the steps
+            drawn = measurement.peak_w if math.isnan(measurement.peak_w) else max(measurement.peak_w, drawn)
         if measurement.usable and not math.isfinite(drawn):
             raise InputError(
                 f"The {self.watts.value} power of {measurement.setting} was not recorded.",

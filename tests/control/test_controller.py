@@ -485,5 +485,7 @@ def test_pauses_hold_a_budget_from_the_end_of_the_search_on(power_w: float) -> N
     with running(device, watts(power_w), cost=quick) as run:
         run.train(9)
         means = [run.train(2.5)[0] for _ in range(16)]
+        known = run.controller.knowledge.measurements()
+    assert all(measured.peak_w >= measured.power_w for measured in known), "readings between pauses show less"
     assert max(a + b for a, b in pairwise(means)) / 2 <= power_w * 1.01
     assert means[-1] >= power_w * 0.98

@@ -187,7 +187,7 @@ class Measuring:
             step_s_ci95=steps.ci95,
             power_w=power.mean,
             power_w_ci95=power.ci95,
-            peak_w=window.peak_w,
+            peak_w=max(window.peak_w, power.mean),  # with pauses between them, readings show less than steps draw
             energy_j=window.energy_j,
             window_s=float(window.at_s[-1] - window.at_s[0]),
             steps=steps.count,
