@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 from itertools import pairwise
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
