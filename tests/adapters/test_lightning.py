@@ -333,3 +333,13 @@ def test_the_example(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     end = read_log(tmp_path / "run" / "log.jsonl").end
     assert end is not None
     assert (end.outcome, end.restored, end.samples) == ("finished", True, 2 * 1797)
+
+
+def test_a_training_ends_where_the_joules_are_spent(tmp_path: Path) -> None:
+    budget = LightningCallback(budget="6W, 40J", device=open_device("virtual:nano"), cost=COST, folder=tmp_path / "run")
+    fit(budget, steps=5000)
+    end = read_log(tmp_path / "run" / "log.jsonl").end
+    assert end is not None
+    assert (end.outcome, end.restored) == ("energy spent", True)
+    assert 40 <= end.energy_j < 44
+    assert 0 < end.steps < 5000

@@ -267,3 +267,15 @@ def test_the_example(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert end is not None
     assert (end.outcome, end.restored) == ("finished", True)
     assert end.samples == pytest.approx(30 * 16, abs=64), "the data of so many batches of its own"
+
+
+def test_a_training_ends_where_the_joules_are_spent(tmp_path: Path) -> None:
+    budget = TransformersCallback(
+        budget="6W, 40J", device=open_device("virtual:nano"), cost=COST, folder=tmp_path / "run"
+    )
+    trainer(budget, folder=tmp_path, steps=5000).train()
+    end = read_log(tmp_path / "run" / "log.jsonl").end
+    assert end is not None
+    assert (end.outcome, end.restored) == ("energy spent", True)
+    assert 40 <= end.energy_j < 44
+    assert 0 < end.steps < 5000

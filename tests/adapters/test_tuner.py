@@ -20,7 +20,7 @@ from torch.optim.lr_scheduler import ExponentialLR, LambdaLR, OneCycleLR
 from underwatt.adapters.tuner import Tuner
 from underwatt.control.state import ControlOptions
 from underwatt.errors import InputError
-from underwatt.events import Measured, Progressed
+from underwatt.events import Measured, Noted, Progressed
 from underwatt.jobs.job import usual_rule
 from underwatt.jobs.rates import RateFollower
 from underwatt.runlog.inbox import running_runs
@@ -465,3 +465,29 @@ def test_batch_sizes_that_are_none_are_refused_kindly(given: Any) -> None:
     with pytest.raises(InputError, match=r"[Bb]atch size") as caught:
         tuned(virtual("nano"), batch_sizes=given)
     assert "8, 16" in caught.value.hint or "8,16" in caught.value.hint
+
+
+def test_where_the_joules_are_spent_no_more_batches_come(tmp_path: Path) -> None:
+    device = virtual()
+    with tuned(device, folder=tmp_path, budget="9W, 400J", set_modes=False) as tuner:
+        for _ in range(50):  # epochs
+            for batch in tuner.loader(Numbers(500)):
+                last = len(batch)
+                tuner.step()
+        assert tuner.is_spent
+        step_j = 15.0 * device.board.true_step_s(NET, tuner.setting.mode, last)
+        assert 400 <= tuner.energy_j < 400 + step_j
+    log = log_of(tmp_path)
+    assert log.end.outcome == "energy spent"
+    assert sum("energy is spent" in note.text for note in log.of(Noted)) == 1
+
+
+def test_a_loop_that_goes_on_without_joules_still_keeps_its_watts(tmp_path: Path) -> None:
+    """It was paced no longer, and drew twice its watts."""
+    with tuned(virtual(), folder=tmp_path, budget="7W, 60J", set_modes=False) as tuner:
+        while tuner.elapsed_s < 120:
+            tuner.starts(tuner.batch_size)
+            tuner.step()
+        assert tuner.is_spent
+        assert tuner.energy_j / tuner.elapsed_s < 7.1
+        assert tuner.verdict.held

@@ -208,3 +208,14 @@ def test_what_pauses_drew_just_before_a_leap_was_seen_may_have_been_seen_after_i
     assert knowledge.observe(setting, 6.0, 0.2, 4.0), "another process came"
     knowledge.drift = Drift()
     assert room.idle_at(setting) == pytest.approx(3.1), "as at the other, which was seen before"
+
+
+def test_waiting_is_lowest_at_what_the_device_takes() -> None:
+    room, _, knowledge = made()
+    first = room.lowest()
+    knowledge.refuse(first.mode)
+    second = room.lowest()
+    assert second.mode != first.mode
+    assert second.batch_size == first.batch_size
+    knowledge.refuse(second.mode)
+    assert room.lowest().mode not in (first.mode, second.mode)

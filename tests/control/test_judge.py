@@ -210,3 +210,15 @@ def test_what_waited_to_be_judged_by_means_is_not_judged_by_peaks() -> None:
         judge.take(Second(at, at + 1, 8.5, 8.5, 10))
     assert judge.verdict.over_s <= 12.0
     assert judge.verdict.since_s is None or judge.verdict.since_s >= 24.0
+
+
+def test_after_a_fall_only_what_was_allowed_before_it_is_excused() -> None:
+    """A reading of any height was: 25 W after a fall from 10 to 9.9 W."""
+    judge = judged([9.0] * 100, Bound(10.0, is_peak=True))
+    judge.budget(100.0, Bound(9.9, is_peak=True))
+    judge.take(Second(100.0, 101.0, 9.5, 9.95, 10))  # of before
+    judge.take(Second(101.0, 102.0, 12.0, 25.0, 10))
+    judge.take(Second(102.0, 103.0, 9.0, 9.5, 10))
+    assert judge.verdict.peaks == 1
+    assert judge.verdict.over_s == 1.0
+    assert judge.verdict.worst_over == pytest.approx(25.0 / 9.9 - 1)

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import threading
 import time
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -292,3 +293,46 @@ def test_a_listener_that_raises_on_the_sampling_thread_ends_the_training_and_not
     end = read_log(tmp_path / "log.jsonl").end
     assert end is not None
     assert (end.outcome, end.restored) == ("failed", True)
+
+
+def test_a_device_that_once_does_not_say_its_state_is_asked_again(tmp_path: Path) -> None:
+    """One failed look ended the watch over what others do at the knobs."""
+    device, asked_s = virtual(), []
+
+    def foreign_changes() -> tuple[str, ...]:
+        asked_s.append(device.clock.now_s())
+        if len(asked_s) < 3:
+            raise SensorError("too busy")
+        return ("gpu/max_freq was set to 1 and now reads 2",) if len(asked_s) == 3 else ()
+
+    device.foreign_changes = foreign_changes  # type: ignore[attr-defined]
+    with make(device, tmp_path) as pilot:
+        train(pilot, 60)
+    waits_s = [after - before for before, after in pairwise(asked_s)]
+    assert waits_s[0] >= 10
+    assert waits_s[1] >= 20
+    assert waits_s[2] < 10, "as often as before where it says its state again"
+    texts = [note.text for note in read_log(tmp_path / "log.jsonl").of(Noted)]
+    assert texts.count("gpu/max_freq was set to 1 and now reads 2") == 1
+
+
+def test_what_goes_wrong_with_a_reading_ends_the_training_and_not_the_readings(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It ended the thread that reads power, and ten seconds later the run, whose sensor was blamed."""
+    SysfsBoard.create(VirtualBoard(BOARDS["orin-nano"]), tmp_path / "board")
+    device = JetsonDevice(tmp_path / "board")
+    main, said = threading.current_thread(), Pilot._say_progress
+
+    def fails_elsewhere(pilot: Pilot) -> None:
+        if threading.current_thread() is not main:
+            raise RuntimeError("dictionary changed size during iteration")
+        said(pilot)
+
+    monkeypatch.setattr(Pilot, "_say_progress", fails_elsewhere)
+    pilot = Pilot(device, WORKLOAD, (8, 16), watts(15.0), log=RunLog(tmp_path / "log.jsonl"))
+    until_s = time.monotonic() + 20
+    with pytest.raises(RuntimeError, match="changed size"), pilot:  # noqa: PT012
+        while time.monotonic() < until_s:
+            time.sleep(0.02)
+            pilot.stepped(pilot.batch_size)

@@ -99,6 +99,7 @@ class TrainerBudget:
         self._own_size = self._parts = self._processes = 1  # of a pass; passes in a step; processes in all
         self._size = 0  # of the next pass
         self._step_size = 0  # samples of the step under way, as far as they are known
+        self._is_spent = False  # the budget's joules: the trainer is to end
         self._batches: LoaderFollower | None = None  # where the batch size is changed ...
         self._sizes: tuple[int, ...] = ()  # ... to one of these, ...
         self._why_not = ""  # ... or why it is not
@@ -247,17 +248,18 @@ class TrainerBudget:
         self._agree(size)
 
     def _agree(self, step_size: int = 0) -> None:
-        """Take the batch size that the first process says, which all do at the same step."""
+        """Take the batch size that the first process says, which all do at the same step; and whether to end."""
         if self._tuner is not None and self._batches is not None:
             self._size = max(1, self._tuner.batch_size // self._parts)
+        self._is_spent = self._tuner is not None and self._tuner.is_spent
         if self._group is None:
             return
-        told = torch.tensor([self._size, step_size])
+        told = torch.tensor([self._size, step_size, self._is_spent])
         try:
             torch.distributed.broadcast(told, 0, group=self._group)
         except RuntimeError as exc:
             raise StepError("Another process of this training has died.", hint="Its output says why.") from exc
-        self._size = int(told[0])
+        self._size, self._is_spent = int(told[0]), bool(told[2])
         if int(told[1]) != step_size:
             raise InputError(
                 f"This process has made a step of {step_size} samples, and the first one of {int(told[1])}.",

@@ -113,6 +113,7 @@ class LightningCallback(TrainerBudget, Callback):
             passes, self._passes = self._passes, 0
             self._step_is_under_way, self._global_step = False, trainer.global_step
             self._step_ended(outputs.get("loss") if isinstance(outputs, Mapping) else outputs, passes)
+            trainer.should_stop = trainer.should_stop or self._is_spent
 
     def state_dict(self) -> dict[str, Any]:
         """What is left of the epoch, for a checkpoint."""

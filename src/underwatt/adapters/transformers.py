@@ -153,6 +153,7 @@ class TransformersCallback(TrainerBudget, TrainerCallback):
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         """End a step; evaluation and saving may follow it."""
         self._step_ended(self._loss, self._passes + 1)
+        control.should_training_stop = control.should_training_stop or self._is_spent
         if self._batches is not None:
             state.epoch = self._trained / len(self._batches.sampler)
         self.on_epoch_end(args, state, control)

@@ -87,8 +87,10 @@ def tune(
     what other trainings needed. With ``store`` measurements outlive the training, and are known again by the shapes of
     what the ``optimizer`` trains and by ``name``, which is needed where there is no optimizer. With ``folder`` a log is
     written there that proves the budget was kept, and ``underwatt budget`` changes it; with ``resume=True`` a run that
-    is there already goes on: its time, joules and samples count. With ``set_modes=False`` nothing is set on the
-    device: batch size and pauses alone hold the budget. ``cost`` is what a step costs, for simulated devices only.
+    is there already goes on: its time, joules and samples count. Where the budget's joules are spent, the loader hands
+    out no more batches, and ``tuner.is_spent`` tells a loop that makes its own to end. With ``set_modes=False`` nothing
+    is set on the device: batch size and pauses alone hold the budget. ``cost`` is what a step costs, for simulated
+    devices only.
     """
     opened = open_device(device) if isinstance(device, str) else device
     live = LiveBudget.from_now(one_budget("A tuner", budget_w, budget), simulated=opened.info.simulated)
@@ -157,6 +159,7 @@ class Tuner:
         self._sizes = pilot.batch_sizes  # all that may be offered
         self._process = os.getpid()
         self._is_diverged = False
+        self.is_spent = False  # the budget's joules are drawn: the loader hands out no batch any more
 
     def __enter__(self) -> Self:
         try:
@@ -174,8 +177,8 @@ class Tuner:
     def __exit__(self, *error: Any) -> bool | None:
         if os.getpid() != self._process:  # a forked child owns neither the device nor the log
             return None
-        if self._is_diverged:
-            self._pilot.outcome = "diverged"
+        if self._is_diverged or self.is_spent:
+            self._pilot.outcome = "diverged" if self._is_diverged else "energy spent"
         return self._stack.__exit__(*error)
 
     def loader(self, dataset: Any, *, shuffle: bool = False, drop_last: bool = False, **more: Any) -> TunedLoader:
@@ -190,7 +193,7 @@ class Tuner:
         """One pass over the batches of a loader; each is to be trained on before the next one."""
         loader = reopen()
         over = object()  # None may be a batch: what a collate function makes of samples that are all spoilt
-        while (batch := next(loader, over)) is not over:
+        while not self.is_spent and (batch := next(loader, over)) is not over:
             size = len(batches.handed_out[0])
             try:
                 self.starts(size)
@@ -271,6 +274,9 @@ class Tuner:
             self._is_diverged = not self._is_diverged
             if self._is_diverged:
                 self.note("warning", "The loss has been no finite number for a while: the training has diverged.")
+        if self._pilot.energy_left_j <= 0 and not self.is_spent:
+            self.is_spent = True
+            self.note("warning", "The budget's energy is spent: the loader hands out no more batches.")
 
     @contextlib.contextmanager
     def testing(self) -> Iterator[Callable[[int], None]]:

@@ -122,10 +122,13 @@ class Headroom:
         return self.base.goal if self.pace_s is None else Goal.LEAST_ENERGY
 
     def lowest(self) -> Setting:
-        """Every knob at its lowest, where waiting draws least."""
+        """Every knob at its lowest, where waiting draws least; the next ones where the device refuses that."""
         candidates = self.base.candidates
-        columns = [candidates.batch_size, *candidates.values.T[::-1]]
-        return candidates[int(np.lexsort(columns)[0])] if candidates.knobs else candidates[0]
+        if not candidates.knobs:
+            return candidates[0]
+        order = np.lexsort([candidates.batch_size, *candidates.values.T[::-1]])
+        taken = (candidates[int(at)] for at in order if not self.knowledge.is_refused(candidates[int(at)].mode))
+        return next(taken, candidates[int(order[0])])
 
     def fits_something(self) -> bool:
         """Whether something that was measured keeps the budget, with pauses where they help."""

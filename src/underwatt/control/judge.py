@@ -4,8 +4,8 @@ Mean watts: the mean over the budget's own window (5 s where it names none), or 
 longer (but at most a minute), may be above the budget by 2% for at most 1% of the time. Where joules are counted, steps
 that are so long are judged with the pauses after them, five at a time and nothing cut off. Another sensor lags, so that
 it shows a load that came or went too late, and less of a brief one: as its lag is known by and by, what it has yet to
-show is added to the mean. Peak watts: no reading may be above them; after a fall, what still shows the watts of before
-is excused while the lag lasts.
+show is added to the mean. Peak watts: no reading may be above them; after a fall, what still shows the watts of before,
+and no more than these, is excused while the lag lasts.
 """
 
 from __future__ import annotations
@@ -182,13 +182,15 @@ class Judge:
             return
         self.verdict = replace(self.verdict, bounded_s=self.verdict.bounded_s + second.seconds)
         if self._fallen_from_w > bound.power_w:
-            if second.begin_s <= self._excused_until_s and second.max_w > bound.power_w:
+            is_lagging = second.begin_s <= self._excused_until_s and second.max_w > bound.power_w
+            if is_lagging and second.max_w <= self._fallen_from_w:
                 self._excused.append(second)
                 return
-            if second.max_w > (1 + TOLERANCE) * bound.power_w:  # still above when the lag is over: so all the time
-                for one in self._excused:
-                    self._count(one.begin_s, one.end_s, one.max_w / bound.power_w - 1)
-            self._fallen_from_w, self._excused = -math.inf, []
+            if not is_lagging:
+                if second.max_w > (1 + TOLERANCE) * bound.power_w:  # still above when the lag is over: so all the time
+                    for one in self._excused:
+                        self._count(one.begin_s, one.end_s, one.max_w / bound.power_w - 1)
+                self._fallen_from_w, self._excused = -math.inf, []
         self._window.append((second, bound.power_w))
         if self.has_long_steps(second.end_s):
             self._unjudged_s = second.begin_s if self._unjudged_s is None else self._unjudged_s

@@ -224,7 +224,9 @@ class Knowledge:
         if not self._idle_w:
             return None
         same = self._idle_w.get(known.setting.mode)
-        near_w, busy_w = same or min(self._idle_w.values(), key=lambda seen: abs(math.log(known.power_w / seen[1])))
+        near_w, busy_w = same or min(
+            list(self._idle_w.values()), key=lambda seen: abs(math.log(known.power_w / seen[1]))
+        )
         own_w = near_w if same else near_w * math.sqrt(known.power_w / busy_w)
         return own_w + self.drift.extra_w
 
@@ -247,7 +249,8 @@ class Knowledge:
 
     def measurements(self) -> tuple[Measurement, ...]:
         """Everything that may be used."""
-        return tuple(m for m in self._known.values() if self.usable(m.setting))
+        # The thread that reads power asks too, while this one grows: a copy is made at once.
+        return tuple(m for m in list(self._known.values()) if self.usable(m.setting))
 
     def usable(self, setting: Setting) -> bool:
         """Whether a setting may be tried."""

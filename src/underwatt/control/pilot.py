@@ -396,7 +396,10 @@ class Pilot:
         self._publisher.log.power(sample.at_s - self._begun_s, power_w)
         controller = self._controller
         if controller is not None and controller.setting is not None and self._publisher.is_progress_due(sample.at_s):
-            self._say_progress()
+            try:
+                self._say_progress()
+            except Exception as exc:  # noqa: BLE001 - whatever it is, the readings must go on
+                self._publisher.failed(exc)
 
     def _tell(self, event: Event) -> None:
         self._publisher.tell(replace(event, at_s=self.elapsed_s))

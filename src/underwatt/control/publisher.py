@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from underwatt.records import Measurement
 
 PERIOD_S, LATE_S = 1.0, 0.5
-STATE_PERIOD_S = 5.0  # clocks and heat are worth a look so often
+STATE_PERIOD_S, LONGEST_STATE_PERIOD_S = 5.0, 300.0  # clocks and heat are worth a look so often; where that fails, less
 
 
 class EventLog(MayFail, Protocol):
@@ -66,7 +66,7 @@ class Publisher:
         self._may_fail = [part for part in (log, inbox, keeper) if part is not None]
         self._next_s = self._next_here_s = -math.inf
         self.seen: dict[str, Any] = {}  # clocks as they ran and the hottest part, when the device was last asked
-        self._next_state_s = -math.inf
+        self._next_state_s, self._state_period_s = -math.inf, STATE_PERIOD_S
         self._changes: tuple[str, ...] = ()  # what others did at the knobs, to be said
         self._thread = threading.get_ident()
         self._failure: Exception | None = None  # of a listener on another thread, such as the one that samples power
@@ -78,15 +78,19 @@ class Publisher:
         if self._listener is not None:
             try:
                 self._listener(event)
-            except Exception as exc:
-                if threading.get_ident() == self._thread:
-                    raise
-                self._failure = exc
+            except Exception as exc:  # noqa: BLE001 - raised here, or on the training's thread
+                self.failed(exc)
         if isinstance(event, Measured) and self._keeper is not None:
             self._keeper.add(event.measurement)
 
+    def failed(self, exc: Exception) -> None:
+        """What was raised on another thread than the training's, which must not end by it, waits for that one."""
+        if threading.get_ident() == self._thread:
+            raise exc
+        self._failure = exc
+
     def raise_failure(self) -> None:
-        """Raise on the training's thread what a listener has raised on another one, which must not end by it."""
+        """Raise on the training's thread what was raised on another one."""
         failure, self._failure = self._failure, None
         if failure is not None:
             raise failure
@@ -103,16 +107,16 @@ class Publisher:
         return now_s >= self._next_s + late_s or time.monotonic() >= self._next_here_s + late_s
 
     def look_at(self, device: Device, now_s: float) -> None:
-        """Ask now and then what the device is doing and what others did; one that does not say is not asked again."""
+        """Ask now and then what the device is doing and what others did; one that does not say is asked more rarely."""
         if now_s < self._next_state_s:
             return
-        self._next_state_s = now_s + STATE_PERIOD_S
         try:
             state = read_state(device) if self.log is not None else None
             self._changes = (*self._changes, *foreign_changes(device))
+            self._state_period_s = STATE_PERIOD_S
         except DeviceError:
-            self._next_state_s = math.inf
-            return
+            state, self._state_period_s = None, min(2 * self._state_period_s, LONGEST_STATE_PERIOD_S)
+        self._next_state_s = now_s + self._state_period_s
         if state is None:
             return
         hottest_c = max(state.temperatures_c.values(), default=None)
