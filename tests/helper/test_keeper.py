@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from helper_world import JETPACKS, python_of
 
 from underwatt.drivers.virtual.board_specs import BOARDS
 from underwatt.drivers.virtual.simulated_board import VirtualBoard
@@ -18,6 +19,7 @@ from underwatt.drivers.virtual.sysfs import SysfsBoard
 from underwatt.errors import ApplyError, DeviceBusyError
 from underwatt.helper import keeper as module, lock as lock_module, service as service_module
 from underwatt.helper.board import JetsonBoard
+from underwatt.helper.install import copy_to
 from underwatt.helper.keeper import AGAIN_S, Keeper, Process
 from underwatt.helper.service import Client, Peer, Purse, Service
 from underwatt.helper.sysfs import Sysfs
@@ -220,3 +222,44 @@ def test_time_is_given_by_share(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not purse.is_open(), "a debt is never more than a moment"
     now_s += 0.2
     assert purse.is_open()
+
+
+PEER = """
+import errno, os, socket, sys
+from underwatt_helper import service
+if os.geteuid() == 0:
+    os.setgroups([int(word) for word in sys.argv[2:]])
+one, other = socket.socketpair()
+refused = {"kernel": None, "old": errno.ENOPROTOOPT, "crowd": errno.ERANGE, "broken": errno.ENOTCONN}[sys.argv[1]]
+
+class Link:
+    def getsockopt(self, level, option, size):
+        if option == service._PEER_GROUPS and refused:
+            raise OSError(refused, os.strerror(refused))
+        return one.getsockopt(level, option, size)
+
+from_proc = service._groups_in_proc
+if sys.argv[1] == "kernel":
+    service._groups_in_proc = None  # whoever calls it fails
+try:
+    peer = service.peer_of(Link())
+except OSError as exc:
+    sys.exit(str(exc.errno == errno.ENOTCONN))
+assert (peer.pid, peer.user) == (os.getpid(), os.geteuid())
+assert peer.groups == {os.getegid(), *os.getgroups()}, peer
+assert sys.argv[1] == "kernel" or set(os.getgroups()) == set(from_proc(os.getpid()))
+"""
+
+
+@pytest.mark.parametrize("kernel", ["kernel", "old", "crowd", "broken"])
+@pytest.mark.parametrize("version", list(JETPACKS))
+def test_groups_are_asked_of_the_connection_and_of_proc_only_where_the_kernel_cannot_tell_them(
+    version: str, kernel: str, tmp_path: Path
+) -> None:
+    """The number of a process may be another's by the time that /proc is read."""
+    if not python_of(version):
+        pytest.skip(f"there is no Python {version} here, which {JETPACKS[version]} has")
+    parent = copy_to(str(tmp_path / "lib"), str(tmp_path))
+    words = [python_of(version), "-sEB", "-c", PEER, kernel, *map(str, range(5000, 5256))]
+    ended = subprocess.run(words, cwd=parent, capture_output=True, text=True, check=False)
+    assert (ended.returncode, ended.stderr) == ((1, "True\n") if kernel == "broken" else (0, "")), ended.stderr

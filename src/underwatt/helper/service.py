@@ -31,7 +31,7 @@ MOST_CLIENTS, MOST_OF_A_USER = 64, 16
 SHARE, HOLDERS_SHARE, BURST_S = 0.25, 0.75, 1.0  # of the time for all who do not hold the board, and for who does
 HALF_A_LINE_S, SILENT_S = 10.0, 600.0
 _PAUSE_S = 0.02
-_PEER_GROUPS = getattr(socket, "SO_PEERGROUPS", 59)
+_PEER_GROUPS, _MOST_BYTES = getattr(socket, "SO_PEERGROUPS", 59), 1024  # Python's getsockopt takes no more: 256 groups
 
 
 class Peer(NamedTuple):
@@ -46,9 +46,11 @@ def peer_of(client: socket.socket) -> Peer:
     """Ask the kernel who connected; the groups that came with it, too, which a container may have given it."""
     pid, user, group = struct.unpack("3i", client.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
     try:
-        packed = client.getsockopt(socket.SOL_SOCKET, _PEER_GROUPS, 4096)
+        packed = client.getsockopt(socket.SOL_SOCKET, _PEER_GROUPS, _MOST_BYTES)
         groups: Iterable[int] = struct.unpack(f"{len(packed) // 4}I", packed)
-    except OSError:  # kernels before 4.13
+    except OSError as exc:
+        if exc.errno not in (errno.ENOPROTOOPT, errno.ERANGE):  # kernels before 4.13; more groups than that
+            raise
         groups = _groups_in_proc(pid)
     return Peer(pid, user, frozenset((group, *groups)))
 
