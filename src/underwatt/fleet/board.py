@@ -34,7 +34,7 @@ from underwatt.control.state import ControlOptions, Phase
 from underwatt.convergence.curve import samples_to_target
 from underwatt.device.base import SimulatesLoad
 from underwatt.device.registry import open_device
-from underwatt.errors import InputError
+from underwatt.errors import BudgetError, InputError
 from underwatt.events import Measured
 from underwatt.fleet.messages import KEY, Report, Work, front_of, profile_text, read_profile
 from underwatt.fleet.rounds import NOISE_BATCH, Course, course_of
@@ -62,6 +62,8 @@ IN_ROUNDS = ControlOptions(
 )
 ALIKE = 0.05  # share by which boards of one kind may differ in watts and in time
 REMEMBERED = 0.7  # of what steps took lately, against the newest
+LEAST_J = 1e-9  # with less there is no step, whatever it draws
+ENDLESS_J = 1e18  # where nothing bounds a round's watts, and its joules are counted here
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,9 +112,14 @@ def mod(**options: Any) -> Callable[[Any, Any, Callable[[Any, Any], Any]], Any]:
                 if category == "evaluate":
                     with local.evaluating():
                         return call_next(message, context)
-                reply = call_next(message, context)
+                if local.is_spent and KEY not in message.content:  # a strategy that would not know what to do with it
+                    raise local.nothing_left()
+                reply = None if local.is_spent else call_next(message, context)
             finally:
                 _under_way.reset(token)
+        if reply is None:
+            app = require("flwr.app", extra="fleet")
+            return app.Message(app.RecordDict(local.records()), reply_to=message)
         if not reply.has_error():
             reply.content.update(local.records())
         return reply
@@ -132,7 +139,7 @@ def batches(loader: Any, optimizer: Any) -> Iterator[Any]:
 
 
 class _State:
-    """What a node remembers between the rounds of a run: what waiting draws, and its measurements."""
+    """What a node remembers between the rounds of a run: its measurements, what waiting draws, and what was drawn."""
 
     def __init__(self, records: Any) -> None:
         self._records = records
@@ -142,7 +149,8 @@ class _State:
         return dict(self._records[KEY]) if KEY in self._records else {}
 
     def keep(self, **values: Any) -> None:
-        self._records[KEY] = require("flwr.app", extra="fleet").ConfigRecord(values)
+        """Beside what was kept before."""
+        self._records[KEY] = require("flwr.app", extra="fleet").ConfigRecord({**self.values, **values})
 
 
 class Local:
@@ -173,6 +181,8 @@ class Local:
         self._stack = contextlib.ExitStack()
         self._begun_s = self._last_s = 0.0
         self._step_s = 0.0  # what a step took lately, pauses included
+        self._drawn_j = float(self._state.values.get("energy-j", 0.0))  # in earlier rounds and evaluations
+        self._step_j, self._last_j = float(self._state.values.get("step-j", 0.0)), 0.0
         self._pilot: Pilot | None = None
         self._tuner: Tuner | None = None
         self.report: Report | None = None  # once the round is over
@@ -180,6 +190,36 @@ class Local:
     def __enter__(self) -> Self:
         self._begun_s = self._clock.now_s()
         return self
+
+    @property
+    def energy_j(self) -> float:
+        """Joules since the message came: as they were read, and those of waiting before the first reading."""
+        if self._pilot is None:
+            return float(self._state.values.get("idle-w", 0.0)) * (self._clock.now_s() - self._begun_s)
+        before_s = self._clock.now_s() - self._begun_s - self._pilot.elapsed_s
+        return self._pilot.meter.energy_j + (self._pilot.idle_w or 0.0) * max(before_s, 0.0)
+
+    @property
+    def is_spent(self) -> bool:
+        """Whether the node's joules, over all its messages, suffice for no other step, or its deadline is over."""
+        limit_j = self._budget.energy_j
+        if limit_j is not None and limit_j - self._drawn_j - self.energy_j < max(self._step_j, LEAST_J):
+            return True
+        return self._clock.now_s() >= self._deadline_s
+
+    @property
+    def _deadline_s(self) -> float:
+        """It counts from the node's first round, as a schedule does."""
+        if self._budget.deadline_s is None:
+            return math.inf
+        return float(self._state.values.get("begun-s", self._begun_s)) + self._budget.deadline_s
+
+    def nothing_left(self) -> BudgetError:
+        """Why this board does no more."""
+        return BudgetError(
+            f"The joules of this board's budget are spent, or its time is over: {self._budget}.",
+            hint="Start its node anew with a larger budget.",
+        )
 
     def __exit__(self, *error: Any) -> bool | None:
         pilot, phase = self._pilot, None
@@ -190,6 +230,10 @@ class Local:
         swallowed = self._stack.__exit__(*error)
         if pilot is not None and error[0] is None and pilot.steps:
             self._sum_up(pilot, trained_s, searched=phase is Phase.HOLDING and not self._now)
+        elif error[0] is None and self.is_spent:
+            self.report = Report.without_work(self._clock.now_s() - self._begun_s, self.energy_j)
+        if pilot is not None:
+            self._state.keep(**{"energy-j": self._drawn_j + self.energy_j, "step-j": self._step_j})
         return swallowed
 
     def _keep_unfinished(self, pilot: Pilot) -> None:
@@ -216,13 +260,14 @@ class Local:
             progress=self._course.progress if self._course else 0.0,
             busy_s=self._clock.now_s() - self._begun_s,
             train_s=train_s,
-            energy_j=pilot.energy_j,
-            power_w=pilot.energy_j / train_s if train_s > 0 else 0.0,
+            energy_j=self.energy_j,
+            power_w=self.energy_j / train_s if train_s > 0 else 0.0,
             budget_w=self._own.power_w(train_s) if self._own else math.inf,
             over=verdict.worst_over,
             held=verdict.judgement.value,
             batch_size=pilot.batch_size,
             searched=searched,
+            spent=self.is_spent,
             idle_w=idle_w,
             kind=f"{self.device.info.id} {self._workload.id}",
             front_batch=tuple(point.batch_size for point in front),
@@ -235,14 +280,15 @@ class Local:
     # What the user's loop calls
 
     def goes_on(self) -> bool:
-        """Whether there is time for another step: one that would end after the round's end is not begun.
+        """Whether there are joules and time for another step: one that would end after the round's end is not begun.
 
         A first one is, however late it is: a board without any has nothing to report, and would be asked in vain again.
+        One without the joules for it says so, and is asked no more.
         """
-        return (
-            not (self.work.train_s and self._step_s)
-            or self._clock.now_s() + self._step_s <= self._begun_s + self.work.train_s
-        )
+        if self.is_spent:
+            return False
+        ends_s = min(self._begun_s + (self.work.train_s or math.inf), self._deadline_s)
+        return not self._step_s or self._clock.now_s() + self._step_s <= ends_s
 
     def batches(self, loader: Any, optimizer: Any) -> Iterator[Any]:
         """Batches of what a ``DataLoader`` loads, pass after pass until the round is over.
@@ -277,7 +323,7 @@ class Local:
             pin_memory=loader.pin_memory,
             generator=loader.generator,
         )
-        self._last_s = self._clock.now_s()
+        self._last_s, self._last_j = self._clock.now_s(), self.energy_j
         while True:
             for batch in batches:
                 yield batch
@@ -296,7 +342,7 @@ class Local:
         self._course, self._data = Course(momentum), data
         pilot = self._stack.enter_context(self._make_pilot())
         self._recall_lag()
-        self._last_s = self._clock.now_s()
+        self._last_s, self._last_j = self._clock.now_s(), self.energy_j
         while self.goes_on():
             self._size = pilot.batch_size
             pilot.simulate(self._size)
@@ -312,7 +358,12 @@ class Local:
 
     @contextlib.contextmanager
     def evaluating(self) -> Iterator[None]:
-        """A test of the model, at the setting that suits training; what it draws above the budget is paid back."""
+        """A test of the model, at the setting that suits training; what it draws above the budget is paid back.
+
+        It cannot be cut short, so one may draw more than the last joules; without any, none is begun.
+        """
+        if self.is_spent:
+            raise self.nothing_left()
         with self._make_pilot() as pilot, pilot.testing():
             yield
 
@@ -331,6 +382,10 @@ class Local:
         now_s = self._clock.now_s()
         took_s, self._last_s = now_s - self._last_s, now_s
         self._step_s = took_s if not self._step_s else REMEMBERED * self._step_s + (1 - REMEMBERED) * took_s
+        if self._budget.energy_j is not None:
+            now_j = self.energy_j
+            took_j, self._last_j = now_j - self._last_j, now_j
+            self._step_j = took_j if not self._step_j else REMEMBERED * self._step_j + (1 - REMEMBERED) * took_j
 
     def _hear_step(self, optimizer: Any, *_: Any) -> None:
         rates = [group["lr"] for group in optimizer.param_groups]
@@ -401,7 +456,10 @@ class Local:
         return known, Saver(kept, self.device.info, self._workload)
 
     def _live_budget(self) -> LiveBudget:
-        """The board's own budget, and no more than its lease while that lasts, then its floor."""
+        """The watts of the board's own budget, and no more than its lease while that lasts, then its floor.
+
+        Joules and a deadline are for all rounds and not for this one: nobody knows how many there are to be.
+        """
         simulated, work = self.device.info.simulated, self.work
         day_s = self._clock.now_s() if simulated else now_on_the_wall_s()
         course = self._budget.course
@@ -420,8 +478,8 @@ class Local:
             leased = [(begin_s, min(level_w, work.lease_w)) for begin_s, _, level_w in pieces]
             course = Schedule.of([*leased, (lease_s, min(after_w, work.floor_w))])
         if course is None:
-            return LiveBudget(self._budget)
-        return LiveBudget(replace(self._budget, power_w=None, schedule=course))
+            return LiveBudget(Budget(energy_j=ENDLESS_J))
+        return LiveBudget(replace(self._budget, power_w=None, energy_j=None, deadline_s=None, schedule=course))
 
 
 def _of_another(found: Measurement) -> Measurement:

@@ -62,6 +62,7 @@ class Report:
     held: str = ""  # the verdict in a word
     batch_size: int = 0  # at the end
     searched: bool = False  # nothing is left to be measured for this budget
+    spent: bool = False  # its joules or its time suffice for no other step, now or later
     idle_w: float = 0.0
     kind: str = ""  # of board and workload: boards of one kind can use each other's profiles
     front_batch: tuple[int, ...] = ()
@@ -69,6 +70,22 @@ class Report:
     front_s: tuple[float, ...] = ()
     front_s_high: tuple[float, ...] = ()
     profile: str = ""  # as JSON, where the board shares it
+
+    @classmethod
+    def without_work(cls, busy_s: float, energy_j: float) -> Self:
+        """Of a board that has nothing left to work with."""
+        return cls(
+            steps=0,
+            samples=0,
+            data=0,
+            progress=0.0,
+            busy_s=busy_s,
+            train_s=0.0,
+            energy_j=energy_j,
+            power_w=0.0,
+            budget_w=math.inf,
+            spent=True,
+        )
 
     @property
     def front(self) -> list[FrontPoint]:

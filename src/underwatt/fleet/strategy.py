@@ -59,6 +59,11 @@ class BoardState:
     promised: int = 0  # steps of the round under way
     searched: bool = False  # it has found what suits its watts
 
+    @property
+    def spent(self) -> bool:
+        """Whether it has no joules or no time left for any other step: then it is asked no more."""
+        return self.report is not None and self.report.spent
+
 
 @dataclass(frozen=True, slots=True)
 class RoundRecord:
@@ -117,7 +122,7 @@ class FleetStrategy(Strategy):  # type: ignore[misc]
 
     def configure_train(self, server_round: int, arrays: Any, config: Any, grid: Grid) -> list[Any]:
         """One message for each board that the strategy inside asks, with what that board is to do."""
-        messages = list(self.inner.configure_train(server_round, arrays, config, grid))
+        messages = self._to_ask(self.inner.configure_train(server_round, arrays, config, grid))
         self._arrays = arrays
         if not messages:
             return []
@@ -140,6 +145,11 @@ class FleetStrategy(Strategy):  # type: ignore[misc]
             record[KEY] = ConfigRecord(work.as_record())
             made.append(Message(record, nodes[at], message.metadata.message_type, group_id=str(server_round)))
         return made
+
+    def _to_ask(self, messages: Iterable[Any]) -> list[Any]:
+        """Of the messages that the strategy inside would send, those to boards that can do something."""
+        known = ((message, self.boards.get(message.metadata.dst_node_id)) for message in messages)
+        return [message for message, state in known if state is None or not state.spent]
 
     def _planned(
         self, number: int, nodes: Sequence[int], states: Sequence[BoardState]
@@ -268,8 +278,8 @@ class FleetStrategy(Strategy):  # type: ignore[misc]
         metrics[self.inner.weighted_by_key] = weight
 
     def configure_evaluate(self, server_round: int, arrays: Any, config: Any, grid: Grid) -> Iterable[Any]:
-        """As the strategy inside does."""
-        return self.inner.configure_evaluate(server_round, arrays, config, grid)  # type: ignore[no-any-return]
+        """As the strategy inside does, but for boards that can do nothing any more."""
+        return self._to_ask(self.inner.configure_evaluate(server_round, arrays, config, grid))
 
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Any]) -> Any:
         """As the strategy inside does."""
@@ -296,6 +306,9 @@ class FleetStrategy(Strategy):  # type: ignore[misc]
             result.evaluate_metrics_serverapp[0] = found
         began = time.monotonic()
         for number in range(1, num_rounds + 1):
+            if self._all_are_spent(grid):
+                _log.warning("No board has joules or time left: training ends before round %d.", number)
+                break
             trained, metrics = self._round(number, arrays, train_config, grid)
             if trained is not None:
                 result.arrays = arrays = trained
@@ -308,8 +321,15 @@ class FleetStrategy(Strategy):  # type: ignore[misc]
                     result.evaluate_metrics_clientapp[number] = scored
             if evaluate_fn and (found := evaluate_fn(number, arrays)) is not None:
                 result.evaluate_metrics_serverapp[number] = found
-        _log.info("%d rounds took %.1f s.", num_rounds, time.monotonic() - began)
+        _log.info("%d rounds took %.1f s.", len(self.rounds), time.monotonic() - began)
         return result
+
+    def _all_are_spent(self, grid: Grid) -> bool:
+        """Whether all boards that are there have said that they do no more."""
+        if not any(state.spent for state in self.boards.values()):
+            return False
+        nodes = list(grid.get_node_ids())
+        return bool(nodes) and all(node in self.boards and self.boards[node].spent for node in nodes)
 
     def _round(self, number: int, arrays: Any, config: Any, grid: Grid) -> tuple[Any, MetricRecord | None]:
         begun_s = self.clock.now_s()
@@ -347,6 +367,8 @@ class FleetStrategy(Strategy):  # type: ignore[misc]
             if state.report is not None and abs(report.budget_w / state.report.budget_w - 1) > SAME_LEVEL:
                 state.searched = False  # other watts: it chooses anew
             state.report, state.searched = report, state.searched or report.searched
+            if report.spent:
+                _log.info("Node %s has no joules or no time left, and is asked no more.", node)
             if report.profile and report.front_batch:
                 of_kind = self._profiles.setdefault(report.kind, {})
                 of_kind.pop(node, None)

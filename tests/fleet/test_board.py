@@ -1,0 +1,137 @@
+"""A board's side of rounds, on virtual boards: what it may spend over all of them."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import pytest
+
+pytest.importorskip("flwr", reason="Flower is not installed; `make test-fleet` runs this in an environment of its own")
+
+from flwr.app import ConfigRecord, Context, Message, MetricRecord, RecordDict
+from flwr.serverapp.strategy import FedAvg
+
+from underwatt.drivers.virtual.device import VirtualJetson, open_virtual
+from underwatt.errors import BudgetError
+from underwatt.fleet import FleetStrategy, mod, round as fleet_round
+from underwatt.fleet.board import Local
+from underwatt.fleet.grid import SimulatedGrid, SimulatedNode
+from underwatt.fleet.messages import KEY, Report, Work
+from underwatt.fleet.simulation import as_arrays, first_weights
+from underwatt.jobs.load import RESNET18
+
+logging.getLogger("flwr").setLevel(logging.ERROR)
+
+
+class _Board:
+    """A node with its board, for messages one by one."""
+
+    def __init__(self, budget: str, kind: str = "nano", seed: int = 1) -> None:
+        self.device: VirtualJetson = open_virtual(f"{kind}?seed={seed}")
+        self.context = Context(0, 1, {}, RecordDict(), {})
+        self.options = {"device": self.device, "budget": budget, "cost": RESNET18}
+        SimulatedGrid([], lambda message, _context: message)  # messages want an identity
+
+    def message(self, work: Work | None, kind: str = "train") -> Message:
+        content = {} if work is None else {KEY: ConfigRecord(work.as_record())}
+        return Message(RecordDict(content), 1, kind)
+
+    def round(self, work: Work | None) -> Local:
+        return fleet_round(self.context, self.message(work), **self.options)
+
+    def train(self, work: Work | None) -> Report:
+        with self.round(work) as local:
+            for _ in local.sizes(data=400):
+                local.step(0.1)
+        assert local.report is not None
+        return Report.read(dict(local.records()[KEY]))
+
+    def evaluate(self, work: Work | None, call: Any = lambda: None) -> None:
+        mod(**self.options)(self.message(work, "evaluate"), self.context, lambda *_: call())
+
+
+@pytest.mark.parametrize("watts", ["5W, ", "4W peak, ", ""])
+def test_joules_are_for_all_rounds_and_a_board_without_any_says_so(watts: str) -> None:
+    board = _Board(f"{watts}60J")
+    reports, drawn_j = [], 0.0
+    while not (reports and reports[-1].spent):
+        begun_j = board.device.board.energy_j
+        reports.append(board.train(Work(train_s=6.0)))
+        drawn_j += board.device.board.energy_j - begun_j
+        board.device.clock.advance(1.0)
+        assert len(reports) < 20
+    assert len(reports) > 3
+    step_j = max(report.energy_j / report.steps for report in reports if report.steps)
+    assert 60 - 1.5 * step_j < drawn_j < 60 + step_j
+    assert sum(report.energy_j for report in reports) == pytest.approx(drawn_j, rel=0.08)  # the sensor lags
+    again = board.train(Work(train_s=6.0))
+    assert (again.spent, again.steps, again.progress) == (True, 0, 0.0)
+
+
+def test_a_round_ends_where_its_joules_do() -> None:
+    report = _Board("5W, 30J").train(Work(train_s=600.0))
+    assert report.spent
+    assert 20 < report.energy_j < 36
+
+
+def test_joules_for_the_way_to_a_first_step_are_counted_before_it() -> None:
+    report = _Board("5W, 2J").train(Work(train_s=6.0))
+    assert (report.spent, report.steps) == (True, 0)
+
+
+def test_a_deadline_is_one_for_all_rounds() -> None:
+    board = _Board("5W, 15s")
+    reports = [board.train(Work(train_s=6.0)) for _ in range(5)]
+    assert [bool(report.steps) for report in reports] == [True, True, True, True, False]
+    assert [report.spent for report in reports] == [False, False, False, True, True]
+    step_s = max(report.train_s / report.steps for report in reports if report.steps)
+    assert 15 <= sum(report.busy_s for report in reports) < 15 + step_s  # a round's first step is made
+
+
+def test_evaluations_take_from_the_joules_and_there_are_none_without() -> None:
+    board = _Board("5W, 30J")
+    for _ in range(3):
+        board.evaluate(Work(), lambda: board.device.clock.advance(5.0))
+    assert board.context.state[KEY]["energy-j"] > 15
+    board.train(Work(train_s=600.0))
+    with pytest.raises(BudgetError, match="joules"):
+        board.evaluate(Work())
+
+
+def test_a_board_without_joules_does_not_call_the_app() -> None:
+    board, called = _Board("5W, 2J"), []
+    board.train(Work(train_s=6.0))
+    app = mod(**board.options)
+    reply = app(board.message(Work(train_s=6.0)), board.context, lambda *_: called.append(1))
+    assert Report.read(dict(reply.content[KEY])).spent
+    with pytest.raises(BudgetError, match="joules"):  # an error is what strategies of Flower's own leave out
+        app(board.message(None), board.context, lambda *_: called.append(1))
+    assert not called
+
+
+def _fleet(*budgets: str) -> SimulatedGrid:
+    devices = [open_virtual(f"nano?seed={at}") for at in range(len(budgets))]
+
+    def app(message: Message, context: Context) -> Message:
+        at = context.node_id - 1
+        with fleet_round(context, message, device=devices[at], budget=budgets[at], cost=RESNET18) as local:
+            for _ in local.sizes(data=400):
+                local.step(0.1)
+        metrics = MetricRecord({"num-examples": 400})
+        content = {"arrays": message.content["arrays"], "metrics": metrics, **local.records()}
+        return Message(RecordDict(content), reply_to=message)
+
+    nodes = [SimulatedNode(at + 1, device.clock, latency_s=0.1) for at, device in enumerate(devices)]
+    return SimulatedGrid(nodes, app)
+
+
+def test_the_server_asks_no_board_without_joules_and_ends_where_none_has_any() -> None:
+    grid = _fleet("5W, 30J", "5W, 60J")
+    strategy = FleetStrategy(FedAvg(fraction_evaluate=0.0), clock=grid)
+    strategy.start(grid, as_arrays(first_weights(0)), num_rounds=1000)
+    asked = [sum(one.node_id == node for one in grid.exchanges) for node in (1, 2)]
+    assert 1 < asked[0] < asked[1] < 30
+    assert strategy.boards[1].spent
+    assert strategy.boards[2].spent
+    assert all(not one.lacking for one in strategy.rounds)
