@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 import os
 import tempfile
+import tracemalloc
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -171,6 +172,53 @@ def test_a_note_that_no_living_process_of_its_owner_left_holds_nobody(shared: Pa
     lock.acquire()
     lock.release()
     assert init_started is None or not (shared / f"{stem}.3.note").exists(), "what a killed session left is removed"
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can make files of other users")
+def test_a_folder_that_a_stranger_has_filled_costs_little_and_hides_nobody(
+    shared: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Notes lie where anybody may write: 100,000 empty ones had the helper killed for memory before it put back."""
+    started, read = lock_module.process_started(os.getpid()), lock_module._read_note
+    stem = f"underwatt-{journal_module.slug(INFO.id)}"
+    for number in range(3000):
+        path = shared / f"{stem}.{number:016x}.note"
+        path.touch()
+        os.chown(path, 4242, 4242)
+        (shared / f"something-else-{number}").touch()
+    looked: list[int] = []
+
+    def counted(path: Path) -> tuple[int, str]:
+        looked.append(path.lstat().st_uid)
+        return read(path)
+
+    monkeypatch.setattr(lock_module, "_read_note", counted)
+    tracemalloc.start()
+    lock = DeviceLock(INFO)
+    lock.acquire()
+    lock.release()
+    assert 0 < len(looked) <= 200, "of each user only so many are looked at"
+    looked.clear()
+    lock = DeviceLock(INFO, heeds=lambda user: user == 0)
+    lock.acquire()
+    lock.release()
+    assert looked == [], "and none of who is not heeded"
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 300_000, peak
+    (shared / f"{stem}.root.note").write_text(f"{os.getpid()} {started} a session")
+    with pytest.raises(DeviceBusyError, match="a session, of user root"):
+        DeviceLock(INFO).acquire()
+
+
+def test_however_many_notes_killed_sessions_of_ours_left_all_are_removed(shared: Path) -> None:
+    stem = f"underwatt-{journal_module.slug(INFO.id)}"
+    for number in range(500):
+        (shared / f"{stem}.{number}.note").write_text("999999999 0 killed")
+    lock = DeviceLock(INFO)
+    lock.acquire()
+    lock.release()
+    assert list(shared.iterdir()) == []
 
 
 @pytest.mark.parametrize("kind", ["link", "dangling", "pipe", "hard link"])

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 _SHARED_NOTES = Path("/run/lock")  # for everybody: root and a user must not set one device at once
 _LONGEST_NOTE = 1000
+_MOST_NOTES = 100  # so many of one user are read: a session leaves one, and removes those of its user that nobody needs
 
 
 class DeviceLock:
@@ -96,19 +97,39 @@ class DeviceLock:
                 opened.write(text.encode()[:_LONGEST_NOTE])
 
     def _others(self) -> "Iterator[str]":
-        """Other processes that have the device, as their notes say; notes of ours that nobody needs are removed."""
+        """Other processes that have the device, as their notes say; notes of ours that nobody needs are removed.
+
+        Anybody may fill that folder, so that whose a note is comes first: those of users who are not heeded are never
+        opened, and of each other user only so many.
+        """
         if self._notes is None:
             return
-        for path in sorted(self._notes.glob(f"{self._stem}.*.note")):
-            if path == self._note:
+        heeded: dict[int, bool] = {}
+        read: dict[int, int] = {}
+        for path, owner in _notes_in(self._notes, self._stem):
+            mine = owner == os.geteuid()
+            if owner not in heeded:
+                heeded[owner] = self._heeds(owner)
+            if path == str(self._note) or not (mine or heeded[owner]) or read.get(owner, 0) >= _MOST_NOTES:
                 continue
+            read[owner] = read.get(owner, 0) + 1
             with contextlib.suppress(OSError, ValueError):
-                owner, text = _read_note(path)
+                writer, text = _read_note(Path(path))
                 pid, started, command = text.split(" ", 2)
-                if self._heeds(owner) and _is_process_of(int(pid), started, owner):
+                if writer == owner and heeded[owner] and _is_process_of(int(pid), started, owner):
                     yield f"{pid}: {command.strip()}, of {user_name(owner)}"
-                elif owner == os.geteuid():
-                    path.unlink()
+                elif writer == owner and mine:
+                    os.unlink(path)
+                    read[owner] -= 1
+
+
+def _notes_in(folder: Path, stem: str) -> "Iterator[tuple[str, int]]":
+    """The notes on a device one by one, with their owners; a folder of a hundred thousand is never in memory whole."""
+    with contextlib.suppress(OSError), contextlib.ExitStack() as stack:
+        for entry in stack.enter_context(os.scandir(str(folder))):
+            if entry.name.startswith(f"{stem}.") and entry.name.endswith(".note"):
+                with contextlib.suppress(OSError):  # its session has just ended
+                    yield entry.path, entry.stat(follow_symlinks=False).st_uid
 
 
 def _open_own(path: Path) -> int:
