@@ -12,10 +12,11 @@ pytest.importorskip("flwr", reason="Flower is not installed; `make test-fleet` r
 from flwr.app import ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.serverapp.strategy import FedAvg
 
+from underwatt.budget import Budget, Schedule
 from underwatt.drivers.virtual.device import VirtualJetson, open_virtual
 from underwatt.errors import BudgetError
 from underwatt.fleet import FleetStrategy, mod, round as fleet_round
-from underwatt.fleet.board import Local
+from underwatt.fleet.board import Local, _under_way
 from underwatt.fleet.grid import SimulatedGrid, SimulatedNode
 from underwatt.fleet.messages import KEY, Report, Work
 from underwatt.fleet.simulation import as_arrays, first_weights
@@ -27,7 +28,7 @@ logging.getLogger("flwr").setLevel(logging.ERROR)
 class _Board:
     """A node with its board, for messages one by one."""
 
-    def __init__(self, budget: str, kind: str = "nano", seed: int = 1) -> None:
+    def __init__(self, budget: str | Budget, kind: str = "nano", seed: int = 1) -> None:
         self.device: VirtualJetson = open_virtual(f"{kind}?seed={seed}")
         self.context = Context(0, 1, {}, RecordDict(), {})
         self.options = {"device": self.device, "budget": budget, "cost": RESNET18}
@@ -135,3 +136,58 @@ def test_the_server_asks_no_board_without_joules_and_ends_where_none_has_any() -
     assert strategy.boards[1].spent
     assert strategy.boards[2].spent
     assert all(not one.lacking for one in strategy.rounds)
+
+
+def _tested_w(board: _Board, work: Work | None) -> tuple[float, float]:
+    """Mean watts of an evaluation, from the test's begin to the reply; and what the board may draw in it."""
+    allowed_w, begun = [], []
+
+    def test() -> None:
+        local = _under_way.get()
+        assert local is not None
+        assert local._pilot is not None
+        allowed_w.append(local._pilot.controller.budget_w)
+        begun.append((board.device.clock.now_s(), board.device.board.energy_j))
+        for _ in range(20):
+            board.device.run_step(RESNET18, 8)
+
+    board.evaluate(work, test)
+    (begun_s, begun_j), ended_s = begun[0], board.device.clock.now_s()
+    return (board.device.board.energy_j - begun_j) / (ended_s - begun_s), allowed_w[0]
+
+
+def test_without_a_lease_a_board_draws_its_floor_also_in_evaluations() -> None:
+    board = _Board("8W", kind="tx2")
+    assert _tested_w(board, Work())[1] == 8.0  # nobody has said anything of a site
+    drawn_w, allowed_w = _tested_w(board, Work(floor_w=4.0))
+    assert allowed_w == 4.0
+    assert drawn_w < 4.1
+    board.train(Work(train_s=6.0, lease_w=7.0, lease_s=20.0, floor_w=3.5))
+    for silent in (None, Work()):  # as it was said before
+        drawn_w, allowed_w = _tested_w(board, silent)
+        assert allowed_w == 3.5
+        assert drawn_w < 3.6
+    with board.round(Work(train_s=1.0)) as local:
+        assert local._live_budget().power_w(0.0) == 3.5
+    assert _tested_w(_Board("3W", kind="nano"), Work(floor_w=4.0))[1] == 3.0  # its own limit holds too
+
+
+def test_a_lease_ends_at_the_floor_and_a_lower_budget_of_its_own_holds_after_it_too() -> None:
+    falls = Budget(schedule=Schedule.of([(0.0, 9.0), (15.0, 3.0)]))
+    with _Board(falls, kind="tx2").round(Work(lease_w=7.0, lease_s=10.0, floor_w=3.5)) as local:
+        live = local._live_budget()
+    assert [live.power_w(at_s) for at_s in (0.0, 9.9, 10.0, 14.9, 15.0, 1000.0)] == [7.0, 7.0, 3.5, 3.5, 3.0, 3.0]
+
+
+def test_what_a_test_draws_above_the_boards_own_budget_is_paid_back_before_the_reply() -> None:
+    assert _tested_w(_Board("4W", kind="tx2"), None)[0] < 4.1
+
+
+def test_a_test_that_tells_of_its_batches_waits_between_them() -> None:
+    board, marks = _Board("4W", kind="tx2"), []
+    with board.round(None) as local, local.evaluating() as tested:
+        for _ in range(20):
+            tested(32)
+            marks.append((board.device.clock.now_s(), board.device.board.energy_j))
+    (begin_s, begin_j), (end_s, end_j) = marks[9], marks[-1]
+    assert end_j - begin_j < 1.05 * 4.0 * (end_s - begin_s)

@@ -36,7 +36,7 @@ from underwatt.device.base import SimulatesLoad
 from underwatt.device.registry import open_device
 from underwatt.errors import BudgetError, InputError
 from underwatt.events import Measured
-from underwatt.fleet.messages import KEY, Report, Work, front_of, profile_text, read_profile
+from underwatt.fleet.messages import KEY, Report, Work, front_of, of_another, profile_text, read_profile
 from underwatt.fleet.rounds import NOISE_BATCH, Course, course_of
 from underwatt.jobs.data import fillable
 from underwatt.jobs.identity import loop_info
@@ -60,8 +60,8 @@ if TYPE_CHECKING:
 IN_ROUNDS = ControlOptions(
     measure=MeasureOptions(precision=0.03, min_steps=4, limit_s=6.0, min_readings=2), least_gain=0.02
 )
-ALIKE = 0.05  # share by which boards of one kind may differ in watts and in time
 REMEMBERED = 0.7  # of what steps took lately, against the newest
+NO_PAUSE_S = 0.01  # what is shorter is none
 LEAST_J = 1e-9  # with less there is no step, whatever it draws
 ENDLESS_J = 1e18  # where nothing bounds a round's watts, and its joules are counted here
 
@@ -168,6 +168,9 @@ class Local:
         self.device = open_device(place) if isinstance(place, str) else place
         self.work = Work.read(dict(message.content[KEY])) if KEY in message.content else Work()
         self._options, self._state, self._clock = options, _State(context.state), self.device.clock
+        # A node that has heard of a site holds its floor without a lease, whatever a message says or leaves out.
+        self._floor_w = self.work.floor_w or float(self._state.values.get("floor-w", 0.0))
+        self._state.keep(**{"floor-w": self._floor_w})
         self._budget = Budget.of(float(budget) if isinstance(budget, int) else budget)
         self._store = str(options.store or node.get("store") or "")
         self._workload = loop_info(options.name)
@@ -202,10 +205,8 @@ class Local:
     @property
     def is_spent(self) -> bool:
         """Whether the node's joules, over all its messages, suffice for no other step, or its deadline is over."""
-        limit_j = self._budget.energy_j
-        if limit_j is not None and limit_j - self._drawn_j - self.energy_j < max(self._step_j, LEAST_J):
-            return True
-        return self._clock.now_s() >= self._deadline_s
+        left_j = (self._budget.energy_j or math.inf) - self._drawn_j - self.energy_j
+        return left_j < max(self._step_j, LEAST_J) or self._clock.now_s() >= self._deadline_s
 
     @property
     def _deadline_s(self) -> float:
@@ -357,15 +358,30 @@ class Local:
         self._stepped()
 
     @contextlib.contextmanager
-    def evaluating(self) -> Iterator[None]:
+    def evaluating(self) -> Iterator[Callable[[int], None]]:
         """A test of the model, at the setting that suits training; what it draws above the budget is paid back.
 
-        It cannot be cut short, so one may draw more than the last joules; without any, none is begun.
+        What is given may be called with the samples of each batch, and waits where the watts ask for it; else all is
+        paid at the end. A test is not cut short, so one may draw more than the last joules; without any, none begins.
         """
         if self.is_spent:
             raise self.nothing_left()
-        with self._make_pilot() as pilot, pilot.testing():
-            yield
+        with self._make_pilot() as pilot, pilot.testing() as tested:
+
+            def paced(samples: int) -> None:
+                tested(samples)
+                self._pay(pilot)
+
+            yield paced
+            self._pay(pilot)
+
+    def _pay(self, pilot: Pilot) -> None:
+        """Wait until what a test has drawn above the budget is paid back: no later step will see to it."""
+        paused_s = math.inf
+        while paused_s > NO_PAUSE_S:  # as a search would begin next, the controller pays little in one go
+            before_s = self._clock.now_s()
+            pilot.controller.other_goes_on()
+            paused_s = self._clock.now_s() - before_s
 
     def records(self) -> dict[str, Any]:
         """What the reply carries for the server beside the model and its metrics."""
@@ -382,10 +398,9 @@ class Local:
         now_s = self._clock.now_s()
         took_s, self._last_s = now_s - self._last_s, now_s
         self._step_s = took_s if not self._step_s else REMEMBERED * self._step_s + (1 - REMEMBERED) * took_s
-        if self._budget.energy_j is not None:
-            now_j = self.energy_j
-            took_j, self._last_j = now_j - self._last_j, now_j
-            self._step_j = took_j if not self._step_j else REMEMBERED * self._step_j + (1 - REMEMBERED) * took_j
+        now_j = self.energy_j
+        took_j, self._last_j = now_j - self._last_j, now_j
+        self._step_j = took_j if not self._step_j else REMEMBERED * self._step_j + (1 - REMEMBERED) * took_j
 
     def _hear_step(self, optimizer: Any, *_: Any) -> None:
         rates = [group["lr"] for group in optimizer.param_groups]
@@ -440,7 +455,7 @@ class Local:
         alike = [one for one in found if one.device.id == self.device.info.id and one.workload.id == self._workload.id]
         kin = {one.setting: one for profile in alike for one in lasting(profile.measurements)}
         known = {one.setting for one in own}
-        return tuple(_of_another(one) for one in kin.values() if one.setting not in known)
+        return tuple(of_another(one) for one in kin.values() if one.setting not in known)
 
     def _known(self) -> tuple[tuple[Measurement, ...], Any]:
         """What earlier rounds and runs have measured, and who keeps what this one measures."""
@@ -471,24 +486,13 @@ class Local:
         elif course is not None:
             course = course.starting_at(day_s % course.period_s if course.period_s else 0.0)
         self._own = course
-        if work.lease_s:
-            lease_s = max(work.lease_s - (self._clock.now_s() - self._begun_s), 1e-3)
-            pieces = course.pieces(0.0, lease_s) if course else [(0.0, lease_s, math.inf)]
-            after_w = course.power_w(lease_s) if course else math.inf
-            leased = [(begin_s, min(level_w, work.lease_w)) for begin_s, _, level_w in pieces]
-            course = Schedule.of([*leased, (lease_s, min(after_w, work.floor_w))])
+        if self._floor_w:
+            lease_s = max(work.lease_s - (self._clock.now_s() - self._begun_s), 0.0)
+            steps = []
+            for begin_s, end_s, most_w in ((0.0, lease_s, work.lease_w), (lease_s, lease_s + DAY_S, self._floor_w)):
+                pieces = course.pieces(begin_s, end_s) if course else [(begin_s, end_s, math.inf)]
+                steps += [(from_s, min(level_w, most_w)) for from_s, to_s, level_w in pieces if to_s > from_s]
+            course = Schedule.of(steps)
         if course is None:
             return LiveBudget(Budget(energy_j=ENDLESS_J))
         return LiveBudget(replace(self._budget, power_w=None, energy_j=None, deadline_s=None, schedule=course))
-
-
-def _of_another(found: Measurement) -> Measurement:
-    """A measurement of another board of the same kind: as good as one's own, but not as sure."""
-    if not found.usable:
-        return found
-    power_w_ci95, step_s_ci95 = ALIKE * found.power_w, ALIKE * found.step_s
-    return replace(
-        found,
-        power_w_ci95=max(found.power_w_ci95, power_w_ci95),
-        step_s_ci95=max(found.step_s_ci95, step_s_ci95),
-    )

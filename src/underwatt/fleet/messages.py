@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 KEY = "underwatt"  # of the records that hold these
 MOST_POINTS = 32  # of a front that travels
 MOST_MEASUREMENTS = 64  # of a profile
+ALIKE = 0.05  # share by which boards of one kind may differ in watts and in time
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -153,3 +154,15 @@ def read_profile(text: str) -> Profile:
         return from_json(Profile, json.loads(text))
     except ValueError as exc:
         raise InputError("A profile that came with a message cannot be read.") from exc
+
+
+def of_another(found: Measurement) -> Measurement:
+    """A measurement of another board of the same kind: as good as one's own, but not as sure."""
+    if not found.usable:
+        return found
+    power_w_ci95, step_s_ci95 = ALIKE * found.power_w, ALIKE * found.step_s
+    return replace(
+        found,
+        power_w_ci95=max(found.power_w_ci95, power_w_ci95),
+        step_s_ci95=max(found.step_s_ci95, step_s_ci95),
+    )

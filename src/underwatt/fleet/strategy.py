@@ -141,9 +141,7 @@ class FleetStrategy(Strategy):  # type: ignore[misc]
                 references=self._references(nodes[at], state),
                 **leases.get(nodes[at], {}),
             )
-            record = RecordDict(dict(message.content))
-            record[KEY] = ConfigRecord(work.as_record())
-            made.append(Message(record, nodes[at], message.metadata.message_type, group_id=str(server_round)))
+            made.append(_with_work(message, work))
         return made
 
     def _to_ask(self, messages: Iterable[Any]) -> list[Any]:
@@ -278,8 +276,17 @@ class FleetStrategy(Strategy):  # type: ignore[misc]
         metrics[self.inner.weighted_by_key] = weight
 
     def configure_evaluate(self, server_round: int, arrays: Any, config: Any, grid: Grid) -> Iterable[Any]:
-        """As the strategy inside does, but for boards that can do nothing any more."""
-        return self._to_ask(self.inner.configure_evaluate(server_round, arrays, config, grid))
+        """As the strategy inside does, but for boards that can do nothing any more; with a site, at their floors."""
+        messages = self._to_ask(self.inner.configure_evaluate(server_round, arrays, config, grid))
+        if self.site is None:
+            return messages
+        nodes = [message.metadata.dst_node_id for message in messages]
+        self.site.drawn_w(self.clock.now_s(), nodes)  # from now on it counts with those that no round has asked yet
+        floors_w = map(self.site.floor_w, nodes)
+        return [
+            _with_work(message, Work(number=server_round, floor_w=floor_w))
+            for message, floor_w in zip(messages, floors_w, strict=True)
+        ]
 
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Any]) -> Any:
         """As the strategy inside does."""
@@ -383,3 +390,11 @@ class FleetStrategy(Strategy):  # type: ignore[misc]
             if state.promised and report.steps < state.promised // 2:
                 _log.info("Node %s did %d of %d steps.", node, report.steps, state.promised)
         return reports
+
+
+def _with_work(message: Any, work: Work) -> Any:
+    """A message of the strategy inside, with what the board is to do."""
+    record = RecordDict(dict(message.content))
+    record[KEY] = ConfigRecord(work.as_record())
+    about = message.metadata
+    return Message(record, about.dst_node_id, about.message_type, group_id=str(work.number))
