@@ -10,10 +10,14 @@ import pytest
 from busy_gpu import BusyGpu, SharedClock
 from fake_nvml import FakeNvml
 
+from underwatt.device import session as session_module
+from underwatt.device.base import Device
 from underwatt.device.session import Session, restore, set_mode
+from underwatt.device.several import together
 from underwatt.drivers import nvml as nvml_module
 from underwatt.drivers.nvml import NvmlBackend, NvmlDevice
-from underwatt.errors import ApplyError, DeviceError, NoDeviceError, NotPermittedError, SensorError
+from underwatt.errors import ApplyError, DeviceError, JournalError, NoDeviceError, NotPermittedError, SensorError
+from underwatt.helper.journal import Journal, state_dir
 from underwatt.records import PowerMode
 from underwatt.testing.devices import DeviceConformance
 
@@ -324,3 +328,141 @@ def test_a_clock_that_cannot_be_unlocked_keeps_nothing_else_from_being_put_back(
         device.restore(found)
     assert library.limit_mw == 250_000
     assert (library.gpu_lock is None) or (library.mem_lock is None)
+
+
+class Card(FakeNvml):
+    """One of several cards, at 300 W."""
+
+    def __init__(self, uuid: str) -> None:
+        super().__init__()
+        self.uuid, self.limit_mw = uuid, 300_000
+
+    def nvmlDeviceGetUUID(self, _: str) -> bytes:
+        return self.uuid.encode()
+
+
+class Cards:
+    """Two cards that are opened by their addresses, alone or as one."""
+
+    def __init__(self) -> None:
+        self.cards = {f"nvml:GPU-{name}": Card(f"GPU-{name}") for name in "ab"}
+
+    def open(self, address: str) -> Device:
+        return together([NvmlDevice("0", nvml=self.cards[part]) for part in address.split(",")])
+
+    def set(self, address: str, limit_w: float, folder: Path | None = None) -> None:
+        set_mode(self.open(address), PowerMode(power_limit_w=limit_w), folder)
+
+    @property
+    def limits_w(self) -> list[float]:
+        return [card.limit_mw / 1000 for card in self.cards.values()]
+
+
+A, B = "nvml:GPU-a", "nvml:GPU-b"
+
+
+@pytest.mark.parametrize("first", [A, B])
+@pytest.mark.parametrize("several_first", [False, True])
+def test_what_was_set_alone_and_with_another_comes_back_as_it_was_first(first: str, several_first: bool) -> None:
+    cards = Cards()
+    for address, limit_w in [(first, 150.0), (f"{A},{B}", 200.0)][:: -1 if several_first else 1]:
+        cards.set(address, limit_w)
+    assert [error for _, error in restore(open_address=cards.open)] == [None, None]
+    assert cards.limits_w == [300, 300]
+    assert restore(open_address=cards.open) == []
+
+
+def test_a_journal_of_several_from_before_each_had_its_own_is_finished_in_its_turn() -> None:
+    cards = Cards()
+    cards.set(A, 150.0)
+    time.sleep(0.02)
+    both, mode = cards.open(f"{A},{B}"), PowerMode(power_limit_w=200.0)
+    Journal.of(both.info, "set", state_dir()).write(both.info, dict(both.snapshot(mode)))
+    both.apply(mode)
+    time.sleep(0.02)
+    cards.set(B, 250.0)
+    assert [error for _, error in restore(open_address=cards.open)] == [None, None, None]
+    assert cards.limits_w == [300, 300]
+
+
+def test_where_one_of_several_refuses_to_be_set_each_keeps_what_was_found_of_it_before() -> None:
+    cards = Cards()
+    cards.set(A, 150.0)
+    cards.cards[B].failing["nvmlDeviceSetPowerManagementLimit"] = pynvml.NVML_ERROR_NO_PERMISSION
+    with pytest.raises(NotPermittedError):
+        cards.set(f"{A},{B}", 200.0)
+    assert cards.limits_w == [150, 300]
+    assert [path.name for path in state_dir().glob("*.json")] == ["nvml-GPU-a.set.json"]
+    restore(open_address=cards.open)
+    assert cards.limits_w == [300, 300]
+
+
+def test_where_the_journal_of_one_of_several_cannot_be_written_none_is_set_or_unlocked() -> None:
+    cards = Cards()
+    state_dir().mkdir(parents=True, exist_ok=True)
+    (state_dir() / "nvml-GPU-b.set.tmp").mkdir()
+    cards.cards[A].calls.clear()
+    with pytest.raises(JournalError, match="nothing was changed"):
+        cards.set(f"{A},{B}", 200.0)
+    assert not list(state_dir().glob("*.json"))
+    assert not [call for call in cards.cards[A].calls if "DeviceSet" in call or "DeviceReset" in call]
+
+
+@pytest.fixture
+def users(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A user who looks into root's folder as well, as everybody does."""
+    monkeypatch.setattr(session_module, "journal_folders", lambda: (tmp_path / "user", tmp_path / "root"))
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    "who", [("user", "root"), ("root", "user"), ("user", "root", "user"), ("root", "user", "root")]
+)
+def test_what_a_user_and_root_have_set_comes_back_as_it_was_first(users: Path, who: tuple[str, ...]) -> None:
+    cards = Cards()
+    for number, name in enumerate(who):
+        time.sleep(0.02)  # as long as the clock of some disks stands still
+        cards.set(A, 150.0 + 50 * number, users / name)
+    assert [error for _, error in restore(open_address=cards.open)] == [None, None]
+    assert cards.limits_w == [300, 300]
+
+
+def test_what_was_found_before_waits_until_what_was_set_on_top_is_put_back(users: Path) -> None:
+    cards = Cards()
+    cards.set(A, 150.0, users / "user")
+    cards.set(B, 250.0, users / "user")
+    time.sleep(0.02)
+    cards.set(A, 200.0, users / "root")
+    (roots,) = (users / "root").glob("*.json")
+    whole = roots.read_text()
+    roots.write_text(whole[:-9])
+    outcomes = restore(open_address=cards.open)
+    assert ["damaged" in str(error) for _, error in outcomes].count(True) == 1
+    (waits,) = [str(error) for name, error in outcomes if error and "damaged" not in str(error)]
+    assert "on top" in waits
+    assert cards.limits_w == [200, 300], "nothing of that card is put back out of turn, and all of the other"
+    roots.write_text(whole)
+    assert [error for _, error in restore(open_address=cards.open)] == [None, None]
+    assert cards.limits_w == [300, 300]
+
+
+def test_where_what_was_set_on_top_is_given_up_what_was_found_before_comes_back(users: Path) -> None:
+    cards = Cards()
+    cards.set(A, 150.0, users / "user")
+    time.sleep(0.02)
+    cards.set(A, 200.0, users / "root")
+    (roots,) = (users / "root").glob("*.json")
+    roots.write_text("damaged")
+    assert [error for _, error in restore(open_address=cards.open, discard=True)] == [None, None]
+    assert cards.limits_w == [300, 300]
+
+
+def test_what_two_users_killed_sessions_left_is_put_back_in_turn(users: Path) -> None:
+    cards, mode = Cards(), PowerMode(power_limit_w=150.0)
+    device = cards.open(A)
+    for name, limit_w in (("user", 150.0), ("root", 200.0)):
+        Journal.of(device.info, "session", users / name).write(device.info, dict(device.snapshot(mode)))
+        device.apply(PowerMode(power_limit_w=limit_w))  # and then it was killed
+        time.sleep(0.02)
+    assert session_module.finish_killed(device, session_module.journal_folders())
+    assert cards.limits_w == [300, 300]

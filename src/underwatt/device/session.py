@@ -162,22 +162,38 @@ def _set_mode(device: Device, mode: PowerMode, folder: Path | None) -> None:
         )
     folders = (folder,) if folder else journal_folders()
     with locked(device, folder):
-        for part in parts_of(device):
+        parts = parts_of(device)  # each with its own journal, as it may be set alone before or after
+        for part in parts:
             finish_killed(part, folders)
-        journal = Journal.of(device.info, "set", folders[0])
-        kept = dict(journal.read().due) if journal.exists() else {}
-        before = dict(device.snapshot(mode))
-        journal.write(device.info, {**before, **kept})
+        journals = [Journal.of(part.info, "set", folders[0]) for part in parts]
+        kept = [_kept(journal) for journal in journals]
+        before = [dict(part.snapshot(mode)) for part in parts]
+        is_kept = False
         try:
+            for part, journal, first, now in zip(parts, journals, kept, before, strict=True):
+                journal.write(part.info, {**now, **first})
+            is_kept = True
             device.apply(mode)
         except UnderwattError:  # leave things as they were; what cannot be undone stays in the journal
-            with contextlib.suppress(UnderwattError):
-                device.restore(before)
-                if kept:
-                    journal.write(device.info, kept)
-                else:
-                    journal.remove()
+            for part, journal, first, now in zip(parts, journals, kept, before, strict=True):
+                with contextlib.suppress(UnderwattError):
+                    if is_kept:
+                        part.restore(now)
+                    if first:
+                        journal.write(part.info, first)
+                    else:
+                        journal.remove()
             raise
+
+
+def _kept(journal: Journal) -> dict[str, str]:
+    """What was found before things were first set; a journal of before a reboot is forgotten."""
+    if not journal.exists():
+        return {}
+    due = dict(journal.read().due)
+    if not due:
+        journal.remove()
+    return due
 
 
 # Where journals lie, and how those that a killed session left are finished.
@@ -190,9 +206,16 @@ def journal_folders() -> tuple[Path, ...]:
 
 
 def pending(folders: Sequence[Path]) -> list[Journal]:
-    """Every journal in some folders: sessions before ``set``, because a session may have run on top of one."""
-    found = [(folder / name, name.split(".")[-2]) for folder in folders for name in _names(folder)]
-    return [Journal(path) for wanted in ("session", "set") for path, purpose in found if purpose == wanted]
+    """Every journal in some folders, the newest first: each holds what was found on top of those before it."""
+    found = [Journal(folder / name) for folder in folders for name in _names(folder)]
+    return sorted(found, key=_age)
+
+
+def _age(journal: Journal) -> tuple[int, bool]:
+    """The newest first; a session before the ``set`` beside it, which it ran on top of, whatever the clock says."""
+    stem, purpose, _ = journal.path.name.rsplit(".", 2)
+    beside = Journal(journal.path.with_name(f"{stem}.set.json"))
+    return -max(journal.since_ns, beside.since_ns), purpose == "set"
 
 
 def _names(folder: Path) -> list[str]:
@@ -221,7 +244,29 @@ def restore(
             found.append(place)
         except JournalError as exc:
             outcomes.append((str(place), exc))
-    return outcomes + [_outcome(journal, folder, open_address, discard=discard) for journal in pending(found)]
+    unfinished: set[str] = set()
+    for journal in pending(found):
+        devices = _devices_of(journal)
+        outcome = _waits(journal) if devices & unfinished else _outcome(journal, folder, open_address, discard=discard)
+        if outcome[1] is not None:
+            unfinished |= devices
+        outcomes.append(outcome)
+    return outcomes
+
+
+def _devices_of(journal: Journal) -> set[str]:
+    """By what journals of the same device are known: the name of its file, and the addresses in it."""
+    name = journal.path.name.rsplit(".", 2)[0]
+    try:
+        return {name, *journal.read().address.split(",")}
+    except JournalError:
+        return {name}
+
+
+def _waits(journal: Journal) -> tuple[str, UnderwattError]:
+    """Put back out of turn, it would be undone by the one that is left."""
+    text = "What was found earlier waits: what was set on top of it could not be put back."
+    return journal.path.name, ApplyError(text, hint="Run `underwatt restore` again when the other journal is finished.")
 
 
 def _outcome(
@@ -262,7 +307,8 @@ def _finish(journal: Journal, entry: JournalEntry, open_address: Callable[[str],
 @uninterrupted
 def finish_killed(device: Device, folders: tuple[Path, ...]) -> bool:
     """Put back what a killed session left of this device; whether there was anything."""
-    left = [journal for folder in folders if (journal := Journal.of(device.info, "session", folder)).exists()]
+    journals = [Journal.of(device.info, "session", folder) for folder in folders]
+    left = sorted((journal for journal in journals if journal.exists()), key=_age)
     for journal in left:
         try:
             device.restore(journal.read().due)

@@ -80,13 +80,21 @@ class Journal:
             raise unreadable(self.path.parent, exc) from exc
         return True
 
+    @property
+    def since_ns(self) -> int:
+        """When it was first written: what was found then is older than what later journals hold."""
+        try:
+            return self.path.lstat().st_mtime_ns
+        except OSError:
+            return 0
+
     def write(self, info: "Info", snapshot: "Mapping[str, str]") -> None:
-        """Keep a snapshot; once this returns it survives anything."""
+        """Keep a snapshot; once this returns it survives anything. One that is written anew stays as old as it was."""
         body = JournalEntry(info.address, info.name, os.getpid(), command_line(), dict(snapshot), boot_id())._asdict()
         text = json.dumps({"format": FORMAT, "sha256": _digest(body), "body": body}, indent=1)
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            _write_whole(self.path, text)
+            _write_whole(self.path, text, self.since_ns)
         except OSError as exc:
             raise JournalError(
                 f"The restore journal cannot be written to {self.path.parent} ({exc.strerror}), "
@@ -168,12 +176,14 @@ def _digest(body: object) -> str:
     return hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
 
 
-def _write_whole(path: Path, text: str) -> None:
+def _write_whole(path: Path, text: str, since_ns: int) -> None:
     """Put a file in its place so that readers see the old one or the new one, and a power cut neither half."""
     draft = path.with_suffix(".tmp")
     with draft.open("wb") as file:
         file.write(text.encode())
         file.flush()
+        if since_ns:
+            os.utime(file.fileno(), ns=(since_ns, since_ns))
         os.fsync(file.fileno())
     draft.replace(path)
     sync_folder(path.parent)
