@@ -10,10 +10,11 @@ import jetson_trees as trees
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from underwatt.device.session import Session
+from underwatt.device.session import Session, restore, set_mode
 from underwatt.drivers.jetson.device import JetsonDevice
 from underwatt.errors import ApplyError, NotPermittedError
 from underwatt.helper.keeper import Keeper, Process
+from underwatt.helper.snapshot import first_found
 from underwatt.records import PowerMode
 
 ORIN = trees.ORIN_AGX_JP5
@@ -260,6 +261,71 @@ def test_a_cluster_that_slept_at_first_is_not_left_pinned_by_a_second_mode(throu
     policy = root / trees.CPU / "cpufreq/policy1"
     assert (policy / "scaling_max_freq").read_text() == "1958400\n"
     assert dict(device.snapshot()) == found
+
+
+THROUGH = pytest.mark.parametrize("through", ["session", "helper", "set"])
+
+
+def with_cores_off(root: Path, *cores: int) -> trees.KernelSysfs:
+    trees.plant(root, ORIN)
+    for core in cores:
+        trees.put(root, f"{trees.CPU}/cpu{core}/online", 0)
+    return board_files(root, ORIN, manners=True)
+
+
+def set_and_put_back(through: str, sysfs: trees.KernelSysfs, modes: list[PowerMode]) -> None:
+    """Set one mode after the other and put everything back; what sets it for good is a new process each time."""
+    if through == "session":
+        with Session(JetsonDevice(sysfs=sysfs)) as session:
+            for mode in modes:
+                session.apply(mode)
+    elif through == "helper":
+        keeper = Keeper(JetsonDevice(sysfs=sysfs)._board)
+        hold, _ = keeper.begin("me", Process(os.getpid()), os.geteuid(), 60.0)
+        for mode in modes:
+            keeper.apply(hold, mode.knobs())
+        keeper.end("lets go")
+    else:
+        for mode in modes:
+            set_mode(JetsonDevice(sysfs=sysfs), mode)
+        assert [error for _, error in restore(open_address=lambda _: JetsonDevice(sysfs=sysfs))] == [None]
+
+
+@THROUGH
+def test_what_was_set_of_a_cluster_that_slept_is_not_taken_for_found_by_a_later_process(
+    through: str, tmp_path: Path
+) -> None:
+    sysfs = with_cores_off(root := tmp_path / "root", 8, 9, 10, 11)
+    before = trees.dump(root)
+    modes = [PowerMode(cpu_cores=12, cpu_mhz=115.2), PowerMode(gpu_mhz=114.75), PowerMode(cpu_mhz=192.0)]
+    set_and_put_back(through, sysfs, modes)
+    assert trees.dump(root) == before
+    policy = root / trees.CPU / "cpufreq/policy8"
+    assert [(policy / f"scaling_{end}_freq").read_text() for end in ("min", "max")] == ["115200\n", "2201600\n"]
+
+
+@THROUGH
+@pytest.mark.parametrize("mhz", [115.2, None])
+def test_a_cluster_that_shows_by_another_core_meanwhile_is_put_back_by_the_one_that_showed_it(
+    through: str, mhz: float | None, tmp_path: Path
+) -> None:
+    """Its clocks are in the folders of the cores that are on: of core 9 at first, then of core 8, which ends off."""
+    sysfs = with_cores_off(root := tmp_path / "root", 8)
+    trees.put(root, f"{trees.CPU}/cpufreq/policy8/scaling_max_freq", 1_190_400)
+    before = trees.dump(root)
+    modes = [PowerMode(cpu_cores=12, cpu_mhz=mhz), PowerMode(gpu_mhz=114.75), PowerMode(cpu_cores=8)]
+    set_and_put_back(through, sysfs, modes)
+    assert trees.dump(root) == before
+
+
+def test_what_shows_later_for_another_reason_is_found_then() -> None:
+    online, clock = f"{trees.CPU}/cpu4/online", f"{trees.CPU}/cpu4/cpufreq/scaling_max_freq"
+    gpu = f"{ORIN.gpu}/max_freq"
+    now = {online: "1\n", clock: "5\n", gpu: "7\n", "nvpmodel": "2"}
+    assert first_found({}, now) == now
+    assert first_found({online: "1\n", "nvpmodel": "0"}, now) == {**now, "nvpmodel": "0"}
+    assert first_found({online: "0\n"}, now) == {online: "0\n", gpu: "7\n", "nvpmodel": "2"}
+    assert first_found({online: "0\n", clock: "3\n"}, now)[clock] == "3\n", "some show the clocks of cores that are off"
 
 
 def test_a_board_as_hot_as_can_be_is_not_taken_for_pinned_at_its_highest_clock(board: Board) -> None:

@@ -21,6 +21,7 @@ from underwatt.device.signals import SignalGates, uninterrupted
 from underwatt.errors import ApplyError, DeviceBusyError, InputError, JournalError, UnderwattError
 from underwatt.helper.journal import ROOTS_STATE, STATE_VARIABLE, Journal, state_dir, unreadable
 from underwatt.helper.lock import DeviceLock
+from underwatt.helper.snapshot import first_found
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -88,7 +89,7 @@ class Session:
             return  # a session that sets nothing has nothing to put back: it must never write
         self._gates.renew()
         for at, (part, found) in enumerate(zip(self._parts, self._found, strict=True)):
-            now = {"kept": "elsewhere"} if self._holds_elsewhere else {**part.snapshot(mode), **found}
+            now = {"kept": "elsewhere"} if self._holds_elsewhere else first_found(found, part.snapshot(mode))
             if now != found and not (part.info.in_process or self._holds_elsewhere):
                 self._journals[at].write(part.info, now)
             self._found[at] = now
@@ -171,7 +172,7 @@ def _set_mode(device: Device, mode: PowerMode, folder: Path | None) -> None:
         is_kept = False
         try:
             for part, journal, first, now in zip(parts, journals, kept, before, strict=True):
-                journal.write(part.info, {**now, **first})
+                journal.write(part.info, first_found(first, now))
             is_kept = True
             device.apply(mode)
         except UnderwattError:  # leave things as they were; what cannot be undone stays in the journal

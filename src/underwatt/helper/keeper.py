@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from .errors import DeviceBusyError, DeviceError, LeaseError, ModeError
 from .journal import Journal, state_dir
 from .lock import DeviceLock, process_started, user_name
+from .snapshot import first_found
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -125,7 +126,7 @@ class Keeper:
             raise ModeError("A mode that names no knob sets nothing.")
         self.board.check(mode)
         before = self.board.snapshot()
-        found = {**self.board.as_found(before), **hold.found}
+        found = first_found(hold.found, before)
         if found != hold.found:
             self._journal.write(self.board.identity, found)
             hold.found = found

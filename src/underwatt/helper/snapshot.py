@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 NVPMODEL_KEY = "nvpmodel"
 _ONLINE = re.compile(re.escape(CPU_FOLDER) + r"/cpu([1-9]\d*)/online")
+_CORES_CLOCK = re.compile(rf"({re.escape(CPU_FOLDER)}/cpu\d+)/cpufreq/\w+")
 _CLOCK_MIN = re.compile(
     rf"(?:{re.escape(CPU_FOLDER)}/cpu\d+/cpufreq/scaling_|sys/(?:class|devices)/(?:[\w.@:-]+/)*)min_freq"
 )
@@ -35,6 +36,20 @@ def take_snapshot(sysfs: "Sysfs", files: "tuple[str, ...]") -> "dict[str, str]":
     if mode_id is not None:
         found[NVPMODEL_KEY] = str(mode_id)
     return found
+
+
+def first_found(earlier: "Mapping[str, str]", now: "Mapping[str, str]") -> "dict[str, str]":
+    """What is to be put back of two snapshots, between which things may have been set: of each file what came first.
+
+    The clocks of a core that was off at first, and showed none, are not as found: they were set since, or another core
+    of its cluster has told them. They need the first snapshot alone, whoever took it.
+    """
+
+    def is_as_found(path: str) -> bool:
+        core = _CORES_CLOCK.fullmatch(path)
+        return core is None or earlier.get(f"{core.group(1)}/online", "1").strip() != "0"
+
+    return {**{path: text for path, text in now.items() if is_as_found(path)}, **earlier}
 
 
 class Restorer:
