@@ -18,7 +18,7 @@ from underwatt.errors import BudgetError
 from underwatt.fleet import FleetStrategy, mod, round as fleet_round
 from underwatt.fleet.board import Local, _under_way
 from underwatt.fleet.grid import SimulatedGrid, SimulatedNode
-from underwatt.fleet.messages import KEY, Report, Work
+from underwatt.fleet.messages import KEY, Report, Work, read_profile
 from underwatt.fleet.simulation import as_arrays, first_weights
 from underwatt.jobs.load import RESNET18
 
@@ -191,3 +191,11 @@ def test_a_test_that_tells_of_its_batches_waits_between_them() -> None:
             marks.append((board.device.clock.now_s(), board.device.board.energy_j))
     (begin_s, begin_j), (end_s, end_j) = marks[9], marks[-1]
     assert end_j - begin_j < 1.05 * 4.0 * (end_s - begin_s)
+
+
+def test_an_unreadable_profile_of_another_board_ends_no_round() -> None:
+    shared = _Board("5W", seed=2).train(Work(train_s=40.0)).profile
+    board = _Board("5W")
+    assert board.train(Work(train_s=6.0, references=("no JSON", '{"device": 3}', shared))).steps
+    with board.round(Work(references=("no JSON", shared))) as local:
+        assert len(local._borrow(())) == len(read_profile(shared).measurements) > 0

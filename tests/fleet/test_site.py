@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from underwatt.budget import Budget, Schedule
+from underwatt.errors import InputError
 from underwatt.fleet.rounds import FrontPoint, Fronts
 from underwatt.fleet.site import Site, divide
 
@@ -109,3 +110,17 @@ def test_watts_of_a_silent_board_are_given_to_others_when_its_lease_is_over() ->
     site.returned(1)
     site.left(2)
     assert site.grant(80.0, [1], _fronts(1), limits[:1], data[:1], 10.0, 256.0)[0][0] == pytest.approx(30.0)
+
+
+@pytest.mark.parametrize("floor_w", [0.0, -1.0, math.nan, math.inf, {1: 3.0, 2: 0.0}])
+def test_a_floor_is_watts_above_zero(floor_w: float | dict[int, float]) -> None:
+    with pytest.raises(InputError, match="floor"):
+        Site("40W", floor_w)
+
+
+def test_a_board_without_a_floor_is_an_error_with_a_remedy() -> None:
+    site = Site("40W", {1: 3.0})
+    assert site.floor_w(1) == 3.0
+    with pytest.raises(InputError, match=r"board 7.*floor") as caught:
+        site.floor_w(7)
+    assert "7: " in caught.value.hint

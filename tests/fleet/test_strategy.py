@@ -12,11 +12,13 @@ from flwr.app import ConfigRecord
 from flwr.serverapp.strategy import FedAvg
 
 from underwatt.drivers.virtual.simulated_board import VirtualClock
+from underwatt.errors import InputError
 from underwatt.fleet import FleetStrategy
 from underwatt.fleet.grid import SimulatedGrid, SimulatedNode
 from underwatt.fleet.messages import KEY, Work
 from underwatt.fleet.simulation import as_arrays, first_weights
 from underwatt.fleet.site import Site
+from underwatt.fleet.strategy import RoundRecord
 
 logging.getLogger("flwr").setLevel(logging.ERROR)
 
@@ -46,3 +48,21 @@ def test_without_a_site_evaluations_are_as_the_strategy_inside_asks_for_them() -
         1, as_arrays(first_weights(0)), ConfigRecord(), grid
     )
     assert all(KEY not in one.content for one in messages)
+
+
+def test_a_board_that_joins_and_has_no_floor_is_left_out_and_the_others_go_on(caplog: pytest.LogCaptureFixture) -> None:
+    strategy = FleetStrategy(FedAvg(), site=Site("40W", floor_w={1: 3.0, 2: 3.0}), clock=_grid())
+    for kind in ("train", "evaluate", "train"):
+        assert set(_asked(strategy, _grid(1, 2), kind)) == {1, 2}
+        assert set(_asked(strategy, _grid(1, 2, 3), kind)) == {1, 2}
+    said = [record.getMessage() for record in caplog.records if record.name == "underwatt.fleet"]
+    assert len([one for one in said if "board 3" in one]) == 1
+    assert strategy.boards.keys() == {1, 2}
+
+
+def test_a_site_that_knows_no_floor_of_any_board_is_an_error_before_anything_was_trained() -> None:
+    strategy = FleetStrategy(FedAvg(), site=Site("40W", floor_w={1: 3.0, 2: 3.0}), clock=_grid())
+    with pytest.raises(InputError, match="floor"):
+        _asked(strategy, _grid(3, 4), "train")
+    strategy.rounds.append(RoundRecord(1, 0.0, 1.0, 1.0))
+    assert _asked(strategy, _grid(3, 4), "train") == {}

@@ -36,7 +36,7 @@ from underwatt.device.base import SimulatesLoad
 from underwatt.device.registry import open_device
 from underwatt.errors import BudgetError, InputError
 from underwatt.events import Measured
-from underwatt.fleet.messages import KEY, Report, Work, front_of, of_another, profile_text, read_profile
+from underwatt.fleet.messages import KEY, Report, Work, front_of, of_kin, profile_text, read_profile
 from underwatt.fleet.rounds import NOISE_BATCH, Course, course_of
 from underwatt.jobs.data import fillable
 from underwatt.jobs.identity import loop_info
@@ -451,11 +451,8 @@ class Local:
 
         They are taken for its own, but for what boards of one kind differ by; how it draws itself is soon seen.
         """
-        found = map(read_profile, self.work.references)
-        alike = [one for one in found if one.device.id == self.device.info.id and one.workload.id == self._workload.id]
-        kin = {one.setting: one for profile in alike for one in lasting(profile.measurements)}
-        known = {one.setting for one in own}
-        return tuple(of_another(one) for one in kin.values() if one.setting not in known)
+        found, known = of_kin(self.work.references, self.device.info, self._workload), {one.setting for one in own}
+        return tuple(one for one in found if one.setting not in known)
 
     def _known(self) -> tuple[tuple[Measurement, ...], Any]:
         """What earlier rounds and runs have measured, and who keeps what this one measures."""

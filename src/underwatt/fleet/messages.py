@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import json
+import logging
 import math
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any
 
 from underwatt.errors import InputError
 from underwatt.fleet.rounds import FrontPoint
-from underwatt.records import Measurement, Profile, from_json, to_json
+from underwatt.records import Measurement, Profile, from_json, lasting, to_json
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from typing_extensions import Self
 
+    from underwatt.records import DeviceInfo, WorkloadInfo
+
+_log = logging.getLogger("underwatt.fleet")
 KEY = "underwatt"  # of the records that hold these
 MOST_POINTS = 32  # of a front that travels
 MOST_MEASUREMENTS = 64  # of a profile
@@ -100,17 +104,24 @@ class Report:
 
     @classmethod
     def read(cls, record: Mapping[str, Any]) -> Self:
-        """From a ``ConfigRecord``; a board that reports nonsense is told so."""
+        """From a ``ConfigRecord``; a board that reports nonsense is told so.
+
+        Only its profile is for other boards alone: one that cannot be read is left out, and the rest counts.
+        """
         report = from_json(cls, _plain(record))
         columns = (report.front_batch, report.front_w, report.front_s, report.front_s_high)
         if len({len(column) for column in columns}) != 1:
             raise InputError("The columns of a reported front differ in length.")
         numbers = (report.progress, report.busy_s, report.train_s, report.energy_j, report.idle_w)
-        if any(not math.isfinite(value) or value < 0 for value in (*numbers, *report.front_w, *report.front_s)):
+        counts = (report.steps, report.samples, report.data)
+        floats = (*numbers, *counts, *report.front_w, *report.front_s, *report.front_s_high)
+        if any(not math.isfinite(value) or value < 0 for value in floats):
             raise InputError("A board reported numbers that cannot be.")
+        if not report.budget_w > 0 or any(size < 1 for size in report.front_batch):
+            raise InputError("A board reported a budget or batch sizes that cannot be.")
         if any(not high >= low > 0 for low, high in zip(report.front_s, report.front_s_high, strict=True)):
             raise InputError("A board reported a front whose upper bound lies below it.")
-        return report
+        return report if not report.profile or read_references([report.profile]) else replace(report, profile="")
 
 
 def _record(value: Any) -> dict[str, Any]:
@@ -152,14 +163,38 @@ def read_profile(text: str) -> Profile:
     """A profile from such a text."""
     try:
         return from_json(Profile, json.loads(text))
-    except ValueError as exc:
+    except (ValueError, RecursionError) as exc:
         raise InputError("A profile that came with a message cannot be read.") from exc
 
 
-def of_another(found: Measurement) -> Measurement:
-    """A measurement of another board of the same kind: as good as one's own, but not as sure."""
-    if not found.usable:
-        return found
+def read_references(texts: Iterable[str]) -> list[Profile]:
+    """The profiles of other boards, but for what cannot be read or cannot be: nobody's round ends by it."""
+    found = []
+    for text in texts:
+        try:
+            profile = read_profile(text)
+        except InputError as exc:
+            _log.warning("The profile of another board is left out: %s", exc.message)
+            continue
+        found.append(replace(profile, measurements=tuple(filter(_can_be, profile.measurements))))
+    return found
+
+
+def _can_be(found: Measurement) -> bool:
+    """Whether a measurement's time and watts are numbers that a device can have."""
+    values = (found.setting.batch_size, found.step_s, found.power_w)
+    return not found.usable or all(0 < value < math.inf for value in values)
+
+
+def of_kin(references: Iterable[str], device: DeviceInfo, workload: WorkloadInfo) -> list[Measurement]:
+    """What boards of this kind have measured of this workload: as good as one's own, but not as sure."""
+    found = read_references(references)
+    alike = [one for one in found if one.device.id == device.id and one.workload.id == workload.id]
+    kin = {one.setting: one for profile in alike for one in lasting(profile.measurements)}
+    return [_less_sure(one) if one.usable else one for one in kin.values()]
+
+
+def _less_sure(found: Measurement) -> Measurement:
     power_w_ci95, step_s_ci95 = ALIKE * found.power_w, ALIKE * found.step_s
     return replace(
         found,

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from underwatt.budget import Budget
-from underwatt.errors import BudgetError
+from underwatt.errors import BudgetError, InputError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -53,14 +53,27 @@ class Site:
         self._course = Budget.of(budget).course
         if self._course is None:
             raise BudgetError("A site needs watts.", hint="Such as 100W, or a schedule.")
+        for one_w in (floor_w,) if isinstance(floor_w, (int, float)) else floor_w.values():
+            if not 0 < one_w < math.inf:
+                raise InputError(
+                    f"The floor of a site's boards must be watts above zero, not {one_w:g}.",
+                    hint="Give at least what a board draws while it waits.",
+                )
         self._floor_w, self._delivery_s, self._equal = floor_w, delivery_s, equal
         self._leases: dict[int, Lease] = {}
         # All that were ever seen or named: one that is silent may still draw its floor.
         self._members: set[int] = set() if isinstance(floor_w, (int, float)) else set(floor_w)
 
     def floor_w(self, node: int) -> float:
-        """What a board draws at most without a lease."""
-        return self._floor_w if isinstance(self._floor_w, (int, float)) else self._floor_w[node]
+        """What a board draws at most without a lease; raises ``InputError`` for one whose floor nobody has said."""
+        if isinstance(self._floor_w, (int, float)):
+            return self._floor_w
+        if node not in self._floor_w:
+            raise InputError(
+                f"This site knows no floor of board {node}.",
+                hint=f"Give floor_w={{…, {node}: watts}}, or one number for all boards.",
+            )
+        return self._floor_w[node]
 
     def returned(self, node: int) -> None:
         """A board has replied: it draws no more than its floor now."""

@@ -112,6 +112,7 @@ class FleetStrategy(Strategy):  # type: ignore[misc]
         self._profiles: dict[str, dict[int, str]] = {}  # by kind of board and workload: of some boards, the newest last
         self.growth: float | None = None  # of updates with progress, as it was seen so far
         self._arrays: Any = None
+        self._strangers: set[int] = set()  # boards without a floor at a site, of which somebody was told
 
     def summary(self) -> None:
         """Say what is used."""
@@ -145,9 +146,29 @@ class FleetStrategy(Strategy):  # type: ignore[misc]
         return made
 
     def _to_ask(self, messages: Iterable[Any]) -> list[Any]:
-        """Of the messages that the strategy inside would send, those to boards that can do something."""
-        known = ((message, self.boards.get(message.metadata.dst_node_id)) for message in messages)
-        return [message for message, state in known if state is None or not state.spent]
+        """Of the messages that the strategy inside would send, those to boards that can do something.
+
+        A training that ran for hours does not end because a board has joined whose floor the site does not know; before
+        the first round it is an error where none is left.
+        """
+        asked, refused = [], None
+        for message in messages:
+            node = message.metadata.dst_node_id
+            if node in self.boards and self.boards[node].spent:
+                continue
+            try:
+                if self.site is not None:
+                    self.site.floor_w(node)
+            except InputError as exc:
+                refused = exc
+                if node not in self._strangers:
+                    _log.warning("%s It is left out. %s", exc.message, exc.hint)
+                self._strangers.add(node)
+                continue
+            asked.append(message)
+        if refused is not None and not asked and not self.rounds:
+            raise refused
+        return asked
 
     def _planned(
         self, number: int, nodes: Sequence[int], states: Sequence[BoardState]
