@@ -38,7 +38,7 @@ def test_the_run_under_way_gets_the_budget(tmp_path: Path, capsys: pytest.Captur
     with under_way(tmp_path / "run") as inbox:
         assert run("budget", "7W") == 0
         out = capsys.readouterr().out
-        assert out == f"The run in {tmp_path / 'run'} will now keep 7W.\n"
+        assert f"The run in {tmp_path / 'run'} is asked to keep 7W, peak or mean as before; " in out
         assert inbox.take() == "7W"
         assert run("budget", "08:00-18:00=15W,else=7W", "--json") == 0
         assert json.loads(capsys.readouterr().out) == {

@@ -126,3 +126,9 @@ def test_nonsense_is_refused():
         scaled_lr(0.1, 1, 1, "cube")
     with pytest.raises(JobError, match="comes out as 0"):
         scaled_lr(0.1, 1, 1, lambda *_: 0.0)
+
+
+def test_no_training_has_an_accuracy_above_one() -> None:
+    with pytest.raises(JobError, match="1 at most"):
+        make(target=2.0)
+    assert make(target=2.0, metric=lambda *_: 3.0).target == 2.0

@@ -194,6 +194,7 @@ def converge(
     one a core or GPU by default; a ``Job`` without an address is trained in this process, one after the other. The
     listener gets ``StudyProgress``.
     """
+    from underwatt.jobs.training import device_of
     from underwatt.studies.proxy_training import noise_scale_on_the_way, usual_effort
 
     address, loaded = (job, load_job(job)) if isinstance(job, str) else ("", job)
@@ -202,6 +203,8 @@ def converge(
     info = job_info(loaded)
     if note := data_note(loaded):
         listener(Noted(level="warning", text=note))
+    if (busy := threads_note()) and device_of(loaded).type == "cpu":
+        listener(Noted(level="info", text=busy))
     sizes = lookup.as_batch_sizes(batch_sizes) or spread_batch_sizes(loaded.batch_sizes, points)
     effort = usual_effort(loaded, passes)
     with lookup.opened(store) as kept:

@@ -132,7 +132,10 @@ def find_run(run: Path | str | None) -> RunRecord | None:
     """The record of a run by its folder or its log; by default the newest one in runs/, if any."""
     if run is None:
         logs = sorted(RUNS.glob(f"*/{LOG_NAME}"), key=lambda path: path.stat().st_mtime)
-        return read_log(logs[-1]) if logs else None
+        for path in reversed(logs):
+            with contextlib.suppress(InputError):  # of a run that was refused before it began, say
+                return read_log(path)
+        return None
     path = Path(run)
     return read_log(path / LOG_NAME if path.is_dir() or path.suffix != ".jsonl" else path)
 

@@ -236,7 +236,10 @@ def budget(
     if as_json:
         common.say_json({"folder": str(folder), "budget": watts}, None)
     else:
-        said = f"The run in {escape(str(folder))} will now keep [bold]{escape(watts)}[/]."
+        meant = "" if "peak" in watts or "mean" in watts else ", peak or mean as before"
+        said = (
+            f"The run in {escape(str(folder))} is asked to keep [bold]{escape(watts)}[/]{meant}; it says if it cannot."
+        )
         common.OUT.print(said, highlight=False, soft_wrap=True)
 
 

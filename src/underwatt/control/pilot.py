@@ -232,10 +232,9 @@ class Pilot:
     def power_w(self) -> float:
         """Mean power over the last second; NaN where it cannot be read."""
         try:
-            trace = self.meter.trace(self._now_s() - PERIOD_S)
+            watts = self.meter.trace(self._now_s() - PERIOD_S).mean_watts()[1]
         except SensorError:
             return math.nan
-        watts = trace.mean_watts()[1]
         return float(watts.mean()) if len(watts) else math.nan
 
     @property
@@ -266,9 +265,10 @@ class Pilot:
     def saw_gradients(self, signal: float, noise: float) -> None:
         """Two gradients were compared: the squared true one, and the variance of one sample's."""
         if self._learned is not None and (curve := self._learned.after(signal, noise)) is not None:
-            self._convergence = curve
-            self.note("info", f"Batch sizes are weighed by {curve.said()}.")
             self.controller.weigh(curve)
+            self._convergence = curve
+            if self._learned.is_far():
+                self.note("info", f"Batch sizes are weighed by {curve.said()}.")
 
     def begins_anew(self, samples: int = 0, steps: int = 0, share: float = 0.0) -> None:
         """What was trained so far does not count, but for this."""
@@ -396,10 +396,8 @@ class Pilot:
         self._publisher.log.power(sample.at_s - self._begun_s, power_w)
         controller = self._controller
         if controller is not None and controller.setting is not None and self._publisher.is_progress_due(sample.at_s):
-            try:
+            with self._publisher.outlived():
                 self._say_progress()
-            except Exception as exc:  # noqa: BLE001 - whatever it is, the readings must go on
-                self._publisher.failed(exc)
 
     def _tell(self, event: Event) -> None:
         self._publisher.tell(replace(event, at_s=self.elapsed_s))
@@ -499,5 +497,4 @@ def _shares(convergence: SamplesToTarget | None, sizes: Sequence[int]) -> dict[i
     """How much of the way to the target one sample is, by batch size."""
     if convergence is None or isinstance(convergence, RelativeCurve):
         return {}
-    logs, _ = convergence.predict(list(sizes))
-    return {size: math.exp(-float(log)) for size, log in zip(sizes, logs, strict=True)}
+    return {size: math.exp(-float(log)) for size, log in zip(sizes, convergence.predict(list(sizes))[0], strict=True)}

@@ -5,6 +5,7 @@ The core says here what it needs of a log and of a store; ``runlog`` and ``store
 
 from __future__ import annotations
 
+import contextlib
 import math
 import threading
 import time
@@ -17,7 +18,7 @@ from underwatt.events import Measured, Noted
 from underwatt.measure.meter import read_state
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from underwatt.control.live_budget import BudgetSource
     from underwatt.device.base import Device
@@ -76,18 +77,20 @@ class Publisher:
         if self.log is not None:
             self.log.write(event)
         if self._listener is not None:
-            try:
+            with self.outlived():
                 self._listener(event)
-            except Exception as exc:  # noqa: BLE001 - raised here, or on the training's thread
-                self.failed(exc)
         if isinstance(event, Measured) and self._keeper is not None:
             self._keeper.add(event.measurement)
 
-    def failed(self, exc: Exception) -> None:
-        """What was raised on another thread than the training's, which must not end by it, waits for that one."""
-        if threading.get_ident() == self._thread:
-            raise exc
-        self._failure = exc
+    @contextlib.contextmanager
+    def outlived(self) -> Iterator[None]:
+        """What is raised on another thread than the training's, which must not end by it, waits for that one."""
+        try:
+            yield
+        except Exception as exc:
+            if threading.get_ident() == self._thread:
+                raise
+            self._failure = exc
 
     def raise_failure(self) -> None:
         """Raise on the training's thread what was raised on another one."""

@@ -17,11 +17,12 @@ if TYPE_CHECKING:
 
 DECAY = 0.98  # of a pair of gradients to the next one
 # In powers of two: how far the batch size of twice the samples lies above the noise scale as it is measured, and how
-# surely; and how far it must have moved to be told again. A compromise between few trials on the jobs of
-# benchmarks/cold.py: one of three gained clearly, the others within the scatter of seeds.
+# surely; and how far it must have moved to be weighed again, and for a person to hear of it. A compromise between few
+# trials on the jobs of benchmarks/cold.py: one of three gained clearly, the others within the scatter of seeds.
 ABOVE, SPREAD = 0.5, 0.7
-NEWS = 0.6
+NEWS, SAID_AGAIN = 0.6, 2.0
 SURELY = 2.0  # ... and so many times its own deviation, or chance would tell something new all the time
+TURNED = 1.5  # so much further with each time that it turns back, from the third on: what comes and goes is chance
 FEWEST_PAIRS = 12
 ONE_STD = (0.16, 0.5, 0.84)  # quantiles: the middle, and a standard deviation to either side
 MOST_LOG_STD = 1.5  # within a factor of 4.5 or so; before that, nothing is said
@@ -100,7 +101,13 @@ class LearnedCurve:
         self._before, self._meter = before, NoiseScaleMeter()
         low, self._usual, high = (math.log2(before.noise_samples(quantile)) for quantile in ONE_STD)
         self._usual_variance = ((high - low) / 2) ** 2
-        self._told = self._usual
+        self._told, self._turns, self._was_up, self._said = self._usual, 0, True, math.inf
+
+    def is_far(self) -> bool:
+        """Whether it lies so far from where it was when this was asked last that a person should hear of it."""
+        is_far = abs(self._told - self._said) > SAID_AGAIN
+        self._said = self._told if is_far else self._said
+        return is_far
 
     def after(self, signal: float, noise: float) -> RelativeCurve | None:
         """The curve after one more pair of gradients; ``None`` where it says nothing new.
@@ -115,7 +122,9 @@ class LearnedCurve:
         spread = math.hypot(SPREAD, doubt)
         weight = self._usual_variance / (self._usual_variance + spread**2)
         middle = self._usual + weight * (level - self._usual)  # about: a whole curve for every pair would take long
-        if abs(middle - self._told) < max(NEWS, SURELY * weight * doubt):
+        is_up = middle > self._told
+        turns = self._turns + (is_up != self._was_up)
+        if abs(middle - self._told) < max(NEWS * TURNED ** max(0, turns - 2), SURELY * weight * doubt):
             return None
-        self._told = middle
+        self._told, self._turns, self._was_up = middle, turns, is_up
         return self._before.given(2.0**level, spread, f"{self._before.source} and this one's gradients")

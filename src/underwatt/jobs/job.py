@@ -153,6 +153,12 @@ class Job:
                 hint="Give the value of the metric to reach, for example Job(…, target=0.9) for 90% accuracy, "
                 "or say when it is over: limit_samples=…, patience_samples=….",
             )
+        if self.metric is None and self.target > 1:
+            raise JobError(
+                f"No training reaches a target of {self.target:g}: without a metric of its own a job is judged by its "
+                "accuracy, which is 1 at most.",
+                hint="Give for example 0.9 for 90%, or metric=… for another score.",
+            )
         if self.sampler is not None and (not callable(self.sampler) or hasattr(self.sampler, "__iter__")):
             raise JobError(
                 f"The sampler is a {type(self.sampler).__name__}, and not a function that makes one.",

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from underwatt.jobs.training import Training
 
 CHECKPOINT_PERIOD_S = 60.0  # of this machine's time
+STALLED = 5.0  # times the samples with the best score: without a better one it is said
 _ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
@@ -79,6 +80,7 @@ class _Loop:
         self._score = progress.score if progress else None
         self._best = progress.best_score if progress else None
         self._best_samples = progress.best_samples if progress else 0
+        self._said_samples = 0  # when it was last said that there is no better score
         self._guard = StepGuard()
         self._saved_samples = training.samples if progress else None  # of the checkpoint in the folder
         self._next_save_s = -math.inf  # at once: a run that is killed early can go on too
@@ -160,6 +162,7 @@ class _Loop:
                 return "reached"
             if self._training.samples - self._best_samples >= self._training.job.patience_samples:
                 return "plateau"
+            self._say_stalled()
         if not is_limit and not is_spent:
             return ""
         if not self._training.is_finite():
@@ -201,6 +204,19 @@ class _Loop:
         self._next_test_s = pilot.elapsed_s + took_s * (1 / self._test_share - 1)
         pilot.scored(score, training.job.target if training.job.has_target else None, took_s)
         return training.job.reached(score)
+
+    def _say_stalled(self) -> None:
+        """Say that the score has long brought nothing better, before somebody waits for it for ever."""
+        samples, job = self._training.samples, self._training.job
+        if self._best_samples and job.has_target and samples >= STALLED * max(self._best_samples, self._said_samples):
+            self._said_samples = samples
+            text = f"The score has not been better than {self._best:.4g} since {self._best_samples:,} samples, and now "
+            text += f"there are {samples:,}: the target of {job.target:g} may be out of reach."
+            self._pilot.note(
+                "warning",
+                f"{text} Ctrl-C ends the training with its best model; --limit, or "
+                "patience_samples=… in the job, does by itself.",
+            )
 
     def _say_diverged(self) -> None:
         text = f"The training has diverged: at {self._training.samples:,} samples its loss or weights are not finite."
