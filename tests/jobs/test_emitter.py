@@ -395,3 +395,23 @@ def test_the_loader_drops_what_is_left_only_where_it_is_to(trainer):
     assert loader.epoch == 1
     with pytest.raises(TypeError, match="length"):
         beats.loader(iter([1]))
+
+
+def test_a_step_that_is_told_beside_the_loader_is_not_counted_twice(trainer):
+    """A script that reported its steps itself, and was given the loader."""
+    beats, make = trainer
+    loader, parent = make([8, 16, 32])
+    for number, (batch, _) in enumerate(loader):
+        if len(batch) == 32 and number == 2:
+            assert beats.oom()
+            continue
+        beats.step()
+        beats.step(count=2, size=4)
+    for _ in loader:
+        beats.step()
+        break
+    beats.step(size=5)
+    beats._send()
+    parent.close()
+    told = [(line.steps, line.batch_size) for line in parent.said if isinstance(line, StepLine)]
+    assert told == [(1, 8), (1, 16), *[(1, 16)] * 4, (1, 12), (1, 16), (1, 5)]

@@ -41,7 +41,12 @@ seed = int(os.environ.get("UNDERWATT_SEED") or 0)
 
 
 def step(count: int = 1, size: int = 0) -> None:
-    """One more training step (or several) is complete, of this batch size."""
+    """One more training step (or several) is complete, of this batch size; a loader under way tells its own."""
+    if not (_loader and _loader[0].is_under_way):
+        _tell(count, size)
+
+
+def _tell(count: int, size: int) -> None:
     if _is_heard():
         _waiting.append((time.monotonic(), count, size))
         if _waiting[-1][0] - _flushed_s >= FLUSH_S or len(_waiting) >= MOST_WAITING:
@@ -154,12 +159,10 @@ class _Loader:
         if not hasattr(dataset, "__len__") or "batch_sampler" in more:
             raise TypeError("beat.loader needs a data set with a length, and makes the batches itself")
         self.dataset, self.usual_size, self.drop_last = dataset, batch_size, drop_last
-        self.position, self.handed_out, self.taken_back, self.stopped = samples, 0, False, False
-        self._shuffle, self._sampler, self._length = (
-            shuffle,
-            sampler,
-            max(1, len(dataset if sampler is None else sampler)),
-        )
+        self.position, self.handed_out = samples, 0
+        self.taken_back = self.is_under_way = False
+        self._shuffle, self._sampler = shuffle, sampler
+        self._length = max(1, len(dataset if sampler is None else sampler))
         self._order: tuple[int, list[int]] = (-1, [])  # of which pass
         rule = more.pop("lr_rule", "")
         if optimizer is not None:
@@ -184,27 +187,28 @@ class _Loader:
         _loader[:] = [self]
         back()
         self._asks()
-        ends_at = (self.epoch + 1) * self._length
-        while self.position < ends_at and not self.stopped:
-            self._sent[:] = []
-            for batch in self._data:
-                (self.handed_out, self._rate_size), self.taken_back = self._sent.pop(0), False
-                self.position += self.handed_out
-                try:
+        self.is_under_way, ends_at = True, (self.epoch + 1) * self._length
+        try:
+            while self.position < ends_at and self.size:
+                self._sent[:] = []
+                for batch in self._data:
+                    (self.handed_out, self._rate_size), self.taken_back = self._sent.pop(0), False
+                    self.position += self.handed_out
                     yield batch
-                except GeneratorExit:  # somebody leaves the loop
+                    if self.taken_back:
+                        self.position -= self.handed_out
+                        break
                     self._stepped()
-                    away()
-                    raise
-                if self.taken_back:
-                    self.position -= self.handed_out
-                    break
-                self._stepped()
-                if not self._asks():
-                    break
-            else:
-                self.position = ends_at  # also past what was dropped
-        away()
+                    if not self._asks():
+                        break
+                else:
+                    self.position = ends_at  # also past what was dropped
+        except GeneratorExit:  # somebody leaves the loop
+            self._stepped()
+            raise
+        finally:
+            self.is_under_way = False
+            away()
 
     def order(self) -> "list[int]":
         """What is left of this pass, the same whenever it is asked for."""
@@ -218,12 +222,11 @@ class _Loader:
 
     def _stepped(self) -> None:
         self._wait_for_gpu()
-        step(size=self.handed_out)
+        _tell(1, self.handed_out)
 
     def _asks(self) -> bool:
-        self.size = ask(self.size)
-        self.stopped = self.size == 0
-        return not self.stopped
+        self.size = ask(self.size)  # 0: the training is to end
+        return self.size > 0
 
     def _wait_for_gpu(self) -> None:
         torch = _torch()
@@ -302,10 +305,7 @@ def _send(last: str = "", is_ask: bool = False) -> bool:
         return False
     _flushed_s = time.monotonic()
     try:
-        lines = [
-            f"step {at_s:.6f} {count} {size}\n" if size else f"step {at_s:.6f} {count}\n"
-            for at_s, count, size in _waiting
-        ]
+        lines = [f"step {at_s:.6f} {count} {size or ''}".rstrip() + "\n" for at_s, count, size in _waiting]
         os.write(_fd, "".join([*lines, last]).encode())
         del _waiting[:]
         _owed += is_ask
