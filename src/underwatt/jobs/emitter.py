@@ -159,8 +159,7 @@ class _Loader:
         if not hasattr(dataset, "__len__") or "batch_sampler" in more:
             raise TypeError("beat.loader needs a data set with a length, and makes the batches itself")
         self.dataset, self.usual_size, self.drop_last = dataset, batch_size, drop_last
-        self.position, self.handed_out = samples, 0
-        self.taken_back = self.is_under_way = False
+        self.position, self.handed_out, self.stopped, self.is_under_way = samples, 0, False, False
         self._shuffle, self._sampler = shuffle, sampler
         self._length = max(1, len(dataset if sampler is None else sampler))
         self._order: tuple[int, list[int]] = (-1, [])  # of which pass
@@ -189,7 +188,7 @@ class _Loader:
         self._asks()
         self.is_under_way, ends_at = True, (self.epoch + 1) * self._length
         try:
-            while self.position < ends_at and self.size:
+            while self.position < ends_at and not self.stopped:
                 self._sent[:] = []
                 for batch in self._data:
                     (self.handed_out, self._rate_size), self.taken_back = self._sent.pop(0), False
@@ -225,8 +224,9 @@ class _Loader:
         _tell(1, self.handed_out)
 
     def _asks(self) -> bool:
-        self.size = ask(self.size)  # 0: the training is to end
-        return self.size > 0
+        self.size = ask(self.size)
+        self.stopped = self.size == 0
+        return not self.stopped
 
     def _wait_for_gpu(self) -> None:
         torch = _torch()
