@@ -247,6 +247,9 @@ def test_without_a_helper_the_one_command_that_installs_it_is_named(
     monkeypatch.setattr(board_module, "SOCKET", str(helper.socket))
     (said,) = as_user(remedies, 4242, [4242])
     assert "usermod -aG underwatt" in said
+    (said,) = as_user(remedies, 4242, [NOBODY])
+    assert "--device helper:" in said, "a member who looks at the board itself, or whose helper is dead"
+    assert "helper install" not in said
 
 
 def in_sandbox(helper: Helper, root: Path, home: Path, *words: str) -> subprocess.CompletedProcess[str]:

@@ -10,8 +10,9 @@ from rich.markup import escape
 from typer import Exit, Option, Typer, confirm
 
 from underwatt.cli import common
-from underwatt.drivers.helper import helper_status
+from underwatt.drivers.helper import ANSWER_S, helper_status
 from underwatt.errors import NotPermittedError
+from underwatt.helper import NAME
 from underwatt.helper.install import BY_HAND, has_systemd, install_steps, is_current, uninstall_steps
 
 if TYPE_CHECKING:
@@ -36,13 +37,22 @@ def install(
     dry_run: bool = DRY,
     root: str = ROOT,
 ) -> None:
-    """Install the helper, or the newer one: says what it will do, asks, and does it."""
+    """Install the helper, or the newer one: says what it will do, asks, does it, and sees whether it answers."""
     who = user or os.environ.get("SUDO_USER", "")
     if not _do(install_steps(root, "" if who == "root" else who), "install", yes=yes, dry_run=dry_run):
         return
-    common.say("[green]✓[/] The helper is installed. Log in again, then: underwatt devices")
     if not has_systemd(root):
+        common.say("[green]✓[/] The helper is installed. Log in again, then: underwatt devices")
         common.say(f"There is no systemd here; start it by hand: {escape(BY_HAND)}")
+        return
+    found = helper_status(within_s=ANSWER_S)  # a slow board may take a while to start it
+    if not found["answers"]:
+        common.say(f"[red]✗[/] The helper is installed, but does not work: {escape(str(found['says']))}")
+        common.say(f"What it said: sudo journalctl -u {NAME}; how it is: systemctl status {NAME}")
+        raise Exit(1)
+    common.say("[green]✓[/] The helper is installed, and answers. Log in again, then: underwatt devices")
+    if found["trouble"]:
+        common.say(f"[red]✗[/] {escape(str(found['trouble']))}")
 
 
 @_helper_app.command("uninstall")

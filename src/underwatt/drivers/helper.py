@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import json
+import logging
 import os
 import socket
 import threading
@@ -17,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from underwatt.device.space import ModeSpace
 from underwatt.device.timing import SystemClock
-from underwatt.drivers.jetson import through_helper
+from underwatt.drivers.jetson import backend as jetson_backend, through_helper
 from underwatt.drivers.jetson.device import JetsonDevice, info_of
 from underwatt.errors import (
     ApplyError,
@@ -31,7 +32,7 @@ from underwatt.errors import (
     SensorError,
     UnderwattError,
 )
-from underwatt.helper import INSTALL, LONGEST, PROTOCOL, SOCKET
+from underwatt.helper import INSTALL, LONGEST, NAME, PROTOCOL, SOCKET
 from underwatt.helper.board import Ability, Identity, State, remedy
 from underwatt.helper.board_facts import CONF_FILE, NvpConf, parse_conf
 from underwatt.helper.errors import LeaseError
@@ -41,7 +42,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 LEASE_S, RENEW_S = 60.0, 10.0
-ANSWER_S = 20.0
+ANSWER_S = 20.0  # what is asked may be to set the board, for somebody else first
+FIRST_S = 3.0  # for whether there is anybody at all: systemd takes connections also for a helper that is dead
 VALUES_S = 1.0  # for so long what knobs may be set to is taken to be the same; the helper itself looks each time
 _KINDS: dict[str, type[DeviceError | InputError]] = {
     kind.__name__: kind
@@ -51,13 +53,20 @@ _KINDS: dict[str, type[DeviceError | InputError]] = {
     )
 }
 _STARTED_AGAIN = "it was started again, or did not answer"
+_log = logging.getLogger(__name__)
+
+
+class SilentError(DeviceError):
+    """A helper is there, and does not answer."""
 
 
 class Link:
     """Messages and answers, one at a time, from any thread; a forked child gets a connection of its own."""
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, first_s: float = ANSWER_S) -> None:
         self.path = path
+        self.has_answered = False
+        self._first_s = first_s  # how long the first answer is waited for
         self._begin()
 
     def _begin(self) -> None:
@@ -76,8 +85,10 @@ class Link:
             try:
                 if self._socket is None:
                     self._socket = self._connected()
+                self._socket.settimeout(self._patience_s)
                 self._socket.sendall(line)
                 answer = self._answer(self._socket, number)
+                self.has_answered = True
             except (OSError, ValueError) as exc:
                 self._drop()
                 raise ConnectionError(str(exc)) from exc
@@ -86,10 +97,14 @@ class Link:
         kind = _KINDS.get(answer.get("kind", ""), DeviceError)
         raise kind(str(answer.get("error", "The helper refused.")), hint=str(answer.get("hint", "")))
 
+    @property
+    def _patience_s(self) -> float:
+        return ANSWER_S if self.has_answered else self._first_s
+
     def _connected(self) -> socket.socket:
         made = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
-            made.settimeout(ANSWER_S)
+            made.settimeout(self._patience_s)
             made.connect(self.path)
         except OSError:
             made.close()
@@ -136,7 +151,7 @@ class RemoteBoard:
     """
 
     def __init__(self, path: str) -> None:
-        self.link = Link(path)
+        self.link = Link(path, FIRST_S)
         self._begin()
         told = self._ask("describe")
         if told.get("protocol") != PROTOCOL:
@@ -162,7 +177,9 @@ class RemoteBoard:
         """Ask what may be asked twice: a helper that has started again answers as well."""
         try:
             return self.link.ask(do, **more)
-        except ConnectionError:
+        except ConnectionError as exc:
+            if not self.link.has_answered and isinstance(exc.__cause__, TimeoutError):
+                raise _silent(self.link.path, exc) from exc  # nobody is there: once more would only take as long again
             with contextlib.suppress(ConnectionError):
                 self._look_after(_STARTED_AGAIN)
         try:
@@ -353,14 +370,30 @@ class HelperBackend:
         """The helper of this machine."""
         return ("",) if self.affinity() else ()
 
-    def open(self, where: str) -> HelperDevice:
-        """Speak to the helper that listens at a path."""
-        return HelperDevice(where or SOCKET)
+    def open(self, where: str) -> JetsonDevice:
+        """Speak to the helper that listens at a path; where this machine's is dead, only read the board itself."""
+        path = where or SOCKET
+        try:
+            return HelperDevice(path)
+        except SilentError as exc:
+            if path != SOCKET or not through_helper():
+                raise
+            return _to_read(exc)
 
 
-def helper_status(path: str = SOCKET) -> dict[str, Any]:
+def _to_read(silent: SilentError) -> JetsonDevice:
+    """The board without its helper, for a user who may not set it; what became of the helper is said."""
+    try:
+        device = jetson_backend.open("")
+    except DeviceError:  # in a container that does not show it, say
+        raise silent from None
+    _log.warning("%s The board is only read, as this user may not set it. %s", silent.message, silent.hint)
+    return device
+
+
+def helper_status(path: str = SOCKET, *, within_s: float = FIRST_S) -> dict[str, Any]:
     """Whether a helper answers, and if not, why; who holds its board; and why that is not as it was found, if so."""
-    link = Link(path)
+    link = Link(path, within_s)
     try:
         told = link.ask("describe")
     except ConnectionError as exc:
@@ -380,7 +413,7 @@ def _silent(path: str, exc: Exception) -> DeviceError:
         return NotPermittedError(f"This user may not speak to the helper at {path}.", hint=remedy())
     if isinstance(cause, FileNotFoundError):
         return NoDeviceError(f"There is no helper at {path}.", hint=remedy())
-    return DeviceError(f"The helper at {path} does not answer ({exc}).", hint="See: journalctl -u underwatt-helper.")
+    return SilentError(f"The helper at {path} does not answer ({exc}).", hint=f"See: sudo journalctl -u {NAME}.")
 
 
 def _tuples(values: Mapping[str, list[float]]) -> dict[str, tuple[float, ...]]:

@@ -305,11 +305,13 @@ class JetsonBoard:
 
 
 def remedy() -> str:
-    """What permits a user to set knobs: the one command that installs the helper, or the one that lets them use it."""
+    """What permits a user to set knobs: a command that installs the helper or lets them use it, or where to look."""
     if os.path.exists(SOCKET) and not os.access(SOCKET, os.W_OK):
         return f'A helper is here; join its group and log in again: sudo usermod -aG {GROUP} "$USER".'
     if os.path.isdir(os.path.join("/", FOLDER)) and not os.path.exists(SOCKET):
         return f"The helper does not run: sudo systemctl restart {NAME}.socket. Or install it again: {INSTALL}."
+    if os.path.exists(SOCKET):
+        return f"A helper is here: use --device helper:. Where it does not answer, see: sudo journalctl -u {NAME}."
     return f"Install the helper, once: {INSTALL}. Or run with sudo. In a container, mount {os.path.dirname(SOCKET)}."
 
 
