@@ -128,7 +128,7 @@ def test_nonsense_is_refused():
         scaled_lr(0.1, 1, 1, lambda *_: 0.0)
 
 
-def test_no_training_has_an_accuracy_above_one() -> None:
+def test_an_accuracy_in_percent_is_refused() -> None:
     with pytest.raises(JobError, match="1 at most"):
-        make(target=2.0)
-    assert make(target=2.0, metric=lambda *_: 3.0).target == 2.0
+        make(target=90)
+    assert make(target=90, metric=lambda *_: 91.0).target == 90

@@ -137,16 +137,8 @@ class Actuator:
     # Setting
 
     def _use_best(self, phase: Phase, why: str, least_gain: float = 0.0) -> None:
-        """Use the best measured setting; one that fits is left only for one that is better by ``least_gain``.
-
-        *Holding* is said only of one that fits.
-        """
-        while (chosen := self._best(least_gain)) is not None:
-            found = self.knowledge.outcome(chosen, self.state.room.problem())
-            if phase is Phase.HOLDING and found is not None and not found.fits:
-                phase = Phase.CORRECTING
-            if self._use(chosen, phase, why):
-                return
+        """Use the best measured setting; one that fits is left only for one that is better by ``least_gain``."""
+        while (chosen := self._best(least_gain)) is not None and not self._use(chosen, phase, why):
             least_gain = 0.0
 
     def _best(self, least_gain: float) -> Setting | None:

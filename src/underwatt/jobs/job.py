@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 USAGE_HINT = "Write it as file.py:factory or module:factory, where factory() returns an underwatt Job."
 DEFAULT_BATCH_SIZES = (4, 8, 16, 32, 64, 128)
+LIKE_PERCENT = 2.0  # a target above it was meant so; none that is above 1 is ever reached
 RuleName = Literal["sqrt", "linear", "none"]
 # A callable gets (learning rate, its batch size, the new batch size) and returns the new learning rate.
 LrRule: TypeAlias = RuleName | Callable[[float, int, int], float]
@@ -153,7 +154,7 @@ class Job:
                 hint="Give the value of the metric to reach, for example Job(…, target=0.9) for 90% accuracy, "
                 "or say when it is over: limit_samples=…, patience_samples=….",
             )
-        if self.metric is None and self.target > 1:
+        if self.metric is None and self.has_target and self.target > LIKE_PERCENT:
             raise JobError(
                 f"No training reaches a target of {self.target:g}: without a metric of its own a job is judged by its "
                 "accuracy, which is 1 at most.",
