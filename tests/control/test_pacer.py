@@ -56,6 +56,13 @@ def hold(
     return (load.energy_j - begin_j) / (load.clock.now_s() - begin_s), pauses
 
 
+def wait(load: Load, pacer: Pacer) -> None:
+    """As long as the pacer asks for."""
+    while (pause_s := pacer.pause_s()) > 0:
+        load.clock.sleep(pause_s)
+        pacer.paused(pause_s, load.clock.now_s())
+
+
 @settings(max_examples=30, deadline=None)
 @given(
     busy_w=st.floats(5.0, 500.0),
@@ -374,3 +381,55 @@ def test_what_another_process_draws_in_pauses_is_not_waited_for_long_after_it() 
             load.clock.sleep(pause_s)
             pacer.paused(pause_s, load.clock.now_s())
     assert load.clock.now_s() - begin_s < 2.0
+
+
+@pytest.mark.parametrize("counter", [True, False], ids=["joules", "watts"])
+@pytest.mark.parametrize("test_s", [1.0, 3.0, 6.0, 30.0])
+def test_a_test_that_is_not_told_piece_by_piece_is_paid_back_once(test_s: float, counter: bool) -> None:
+    """Without a counter one of 6 s was waited for for five minutes: what it drew was taken for what pieces draw."""
+    load = Load(counter=counter, lag_s=0.6)
+    with Meter(load) as meter:  # type: ignore[arg-type]
+        pacer = Pacer(meter, 4.0, 0.0)
+        pacer.set_budget(8.0, 4.0)
+        pacer.expect(12.0, 0.05)
+        hold(load, meter, pacer, 0.05, 12.0, 4.0, 40.0)
+        begin_s, begin_j = load.clock.now_s(), load.energy_j
+        pacer.turn_to("test", 24.0, begin_s)
+        load.drawn_w = 14.0
+        load.clock.sleep(test_s)
+        load.drawn_w = 4.0
+        pacer.stepped(load.clock.now_s())
+        wait(load, pacer)
+        waited_s, needed_s = load.clock.now_s() - begin_s - test_s, test_s * (14.0 - 8.0) / (8.0 - 4.0)
+        pacer.turn_back(load.clock.now_s())
+        assert 0.9 * needed_s - 1.0 < waited_s < 1.1 * needed_s + 2.0
+        hold(load, meter, pacer, 0.05, 12.0, 4.0, 60.0)
+        mean_w = (load.energy_j - begin_j) / (load.clock.now_s() - begin_s)
+    assert mean_w == pytest.approx(8.0, rel=0.03)
+
+
+def test_steps_after_a_test_that_nobody_waited_for_wait_for_no_more_than_it_drew() -> None:
+    """As after one that failed: the first step was followed by so many of its times, whatever was due."""
+    load = Load(counter=False, lag_s=0.6)
+    with Meter(load) as meter:  # type: ignore[arg-type]
+        pacer = Pacer(meter, 4.0, 0.0)
+        pacer.set_budget(8.0, 4.0)
+        pacer.expect(12.0, 1.0)
+        hold(load, meter, pacer, 1.0, 12.0, 4.0, 40.0)
+        begin_s, begin_j = load.clock.now_s(), load.energy_j
+        pacer.turn_to("test", 24.0, begin_s)
+        load.drawn_w = 14.0
+        load.clock.sleep(6.0)
+        load.drawn_w = 4.0
+        pacer.turn_back(load.clock.now_s())
+        load.drawn_w = 12.0
+        load.clock.sleep(1.0)
+        load.drawn_w = 4.0
+        pacer.stepped(load.clock.now_s())
+        stepped_s = load.clock.now_s()
+        wait(load, pacer)
+        needed_s = (6.0 * (14.0 - 8.0) + 1.0 * (12.0 - 8.0)) / (8.0 - 4.0)
+        assert 0.8 * needed_s < load.clock.now_s() - stepped_s < 1.2 * needed_s
+        hold(load, meter, pacer, 1.0, 12.0, 4.0, 60.0)
+        mean_w = (load.energy_j - begin_j) / (load.clock.now_s() - begin_s)
+    assert mean_w == pytest.approx(8.0, rel=0.03)

@@ -15,6 +15,7 @@ from train_world import blobs, log_in, train
 
 from underwatt.budget import Budget, parse_budget
 from underwatt.control.live_budget import LiveBudget
+from underwatt.control.pilot import Pilot
 from underwatt.errors import InputError
 from underwatt.events import Measured, Scored
 from underwatt.jobs.identity import job_info
@@ -50,6 +51,15 @@ def heavy_test(test_samples: int = 1280) -> Job:
     inputs = torch.randn(test_samples, 8, generator=chance)
     test_data = (inputs, torch.arange(test_samples), targets)
     return blobs(test_data=test_data, target=2.0, batch_sizes=SIZES)
+
+
+def train_for(pilot: Pilot, seconds: float) -> None:
+    """Steps of the batch size that is wanted."""
+    until_s = pilot.elapsed_s + seconds
+    while pilot.elapsed_s < until_s:
+        size = pilot.batch_size
+        pilot.simulate(size)
+        pilot.stepped(size)
 
 
 def run_heavily(folder: Path, device: Any, budget: str, limit: int, *, share: float = 1.0) -> None:
@@ -93,6 +103,26 @@ def test_what_tests_draw_is_not_taken_for_the_steps_of_a_measurement(tmp_path: P
     for event in log_in(tmp_path).of(Measured):
         true_w = device.board.true_power_w(NET, device.board.mode, event.measurement.setting.batch_size)
         assert event.measurement.power_w == pytest.approx(true_w, rel=0.15)
+
+
+@pytest.mark.parametrize("test_s", [2.0, 5.0, 10.0, 30.0])
+def test_a_test_whose_batches_nobody_tells_of_is_paid_back_once(test_s: float) -> None:
+    """As ``with tuner.testing():`` in one's own loop: on a Nano 5 s were followed by 247 s of waiting."""
+    device = Hurt(virtual("nano"), knobs=False)
+    with Pilot(device, job_info(heavy_test()), (8, 16, 32), LiveBudget(Budget(power_w=4.0)), cost=NET) as pilot:
+        train_for(pilot, 60.0)
+        begin_s, begin_j = pilot.elapsed_s, device.board.energy_j
+        with pilot.testing():
+            while pilot.elapsed_s < begin_s + test_s:
+                device.run_step(NET.of_test(), 32)
+            ended_s, drawn_j = pilot.elapsed_s, device.board.energy_j - begin_j
+        waited_s = pilot.elapsed_s - ended_s
+        waiting_w = (device.board.energy_j - begin_j - drawn_j) / waited_s
+        needed_s = (drawn_j - 4.0 * (ended_s - begin_s)) / (4.0 - waiting_w)
+        assert 0.95 * needed_s - 0.5 < waited_s < 1.1 * needed_s + 1.0
+        train_for(pilot, 30.0)
+        mean_w = (device.board.energy_j - begin_j) / (pilot.elapsed_s - begin_s)
+    assert 0.95 * 4.0 < mean_w < 1.02 * 4.0
 
 
 def test_tests_take_a_small_share_of_the_time(tmp_path: Path) -> None:

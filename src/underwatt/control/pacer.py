@@ -11,6 +11,9 @@ mean is exact in the long run.
 
 A step and the pause after it are one cycle. What a step draws is read only in part when it ends, as sensors lag, and
 the pause that pays for it is still to come: so both are judged where a cycle ends, and never in the middle of one.
+
+What is no step, such as a test, may be one long piece with none like it to come. So the pause after a piece is never
+longer than what was read, and what a sensor may have yet to show, takes to be paid for.
 """
 
 from __future__ import annotations
@@ -49,6 +52,7 @@ COUNTED_PAUSE_S, NEWEST_PAUSES = 0.1, 32  # where the next reading may end it; s
 LEAST_BUSY, MOSTLY_PAUSED = 0.02, 0.9
 # Idling must draw at least this share less than the budget, or pausing pays nothing back.
 LEAST_RELIEF = 0.02
+FUTILE_S = 5.0  # and where it has drawn more for so long, it pays nothing; by then lower clocks were tried. Not tuned.
 
 
 class Pacer:
@@ -74,6 +78,8 @@ class Pacer:
         self._pauses: deque[tuple[float, float]] = deque(maxlen=NEWEST_PAUSES)
         self._paused_s = self._usual_s = self._steps = 0.0  # not matched with readings yet
         self._busy_from_s = now_s  # when the last pause ended
+        self._piece_s, self._ended_s = 0.0, now_s  # how long the last step or piece took, and when it ended
+        self._other_from_s = now_s
         self._owed_s = 0.0  # pauses that are due
         # Steps that came often are rare now: the next one is paid for before it, or the window since the fall is above.
         self._has_fallen = False
@@ -81,11 +87,18 @@ class Pacer:
         self._cycle_s = 0.0  # what a step and its pause take
         self.at_ease = False  # whether the last step was followed by no pause, and none is due
         self.short_s = 0.0  # how long pauses have drawn more than the budget
+        self._waits_s = self._waits_j = 0.0  # waiting of late, and what it drew, once a sensor shows no work any more
 
     @property
     def can_hold(self) -> bool:
         """Whether idling draws enough less than the budget for pauses to help."""
         return can_hold(self._budget_w, self._idle_w)
+
+    @property
+    def helps(self) -> bool:
+        """Whether pauses pay anything back, by what long ones drew of late and not only by what waiting should draw."""
+        is_seen = self._waits_s > -math.expm1(-1.0) * FUTILE_S
+        return self.can_hold and not (is_seen and not can_hold(self._budget_w, self._waits_j / self._waits_s))
 
     @property
     def _owes(self) -> bool:
@@ -128,7 +141,7 @@ class Pacer:
     def stepped(self, now_s: float, steps: float = 1.0) -> None:
         """A step has ended: time for its joules is due. ``steps`` says how many usual ones it is worth."""
         usual_s = busy_s = max(0.0, now_s - self._busy_from_s)
-        self._busy_from_s = now_s
+        self._piece_s, self._ended_s, self._busy_from_s = busy_s, now_s, now_s
         if self._work is not None:
             usual_s = self._work.usual_s(steps, busy_s)
         if self._other is None:
@@ -144,7 +157,7 @@ class Pacer:
         if not self.can_hold:
             self._owed_s = math.inf  # until other watts hold
             return
-        share = self._busy_share()
+        share = self._busy_share(usual_s)
         if self._pays_as_counted:
             self._settle(now_s)
             self._owed_s = self._unpaid_s(now_s)
@@ -157,6 +170,8 @@ class Pacer:
         self._cycle_s = usual_s / share / steps
         # A slow step is made up for by the next ones, but no more than one.
         self._owed_s = max(self._owed_s + usual_s / share - busy_s, -usual_s)
+        if self._other is not None:
+            self._owed_s = min(self._owed_s, self._most_owed_s(now_s))
         if self._has_fallen:
             self._has_fallen = False
             self._owed_s += (usual_s / share - usual_s) / steps
@@ -178,6 +193,24 @@ class Pacer:
         if self._pays_as_counted and self._owed_s < math.inf:
             self._debt_j = min(self._debt_j, self._due_j)  # what draws too much in a pause is no step
             self._owed_s = self._unpaid_s(now_s)
+        elif self._owes and self._other is not None:  # of which more is read by now
+            self._owed_s = min(self._owed_s, self._most_owed_s(now_s))
+
+    def unsettled_s(self, now_s: float) -> float:
+        """How long to wait now so that all of what is no step is paid for, whatever comes after it; 0 where it is.
+
+        Joules that were read are not enough to go by where the sensor lags: a brief test shows only after its end.
+        """
+        if not self.helps or self._budget_w == math.inf or self._meter.newest is None:
+            return 0.0
+        self.take_in()
+        unpaid_s = self._unpaid_s(now_s)
+        unshown_s = 0.0 if self._meter.counts_joules else SENSOR_LAG_S - (now_s - self._ended_s)
+        was_shown = self._ended_s - self._other_from_s >= SENSOR_LAG_S and self._meter.newest.power_w <= self._budget_w
+        if unpaid_s < SHORTEST_PAUSE_S and was_shown:
+            return 0.0
+        owed_s = min(max(unpaid_s, unshown_s), COUNTED_PAUSE_S if self._meter.counts_joules else LONGEST_PAUSE_S)
+        return owed_s if owed_s >= SHORTEST_PAUSE_S else 0.0
 
     def skip(self, now_s: float) -> None:
         """No pause is wanted now."""
@@ -198,6 +231,7 @@ class Pacer:
             self._spared_j += min(self._debt_j, 0.0)
             self._debt_j = max(self._debt_j, 0.0)
         self._other = self._others.setdefault(what, _StepCost(busy_w, math.nan, OTHER_EXPECTED_S))
+        self._other_from_s = now_s
 
     def turn_back(self, now_s: float) -> None:
         """There are steps again."""
@@ -208,8 +242,9 @@ class Pacer:
             self._spared_j = 0.0
 
     def forget_others(self) -> None:
-        """What is no step draws other watts from now on, as after a change of clocks."""
+        """What is no step draws other watts from now on, as after a change of clocks; so does waiting."""
         self._others.clear()
+        self._waits_s = self._waits_j = 0.0
 
     def _turn(self, now_s: float) -> None:
         self.take_in()
@@ -248,24 +283,42 @@ class Pacer:
 
     def _unpaid_j(self, now_s: float) -> float:
         """The debt, with what was not read yet."""
-        assert self._work is not None
         unread_s = max(now_s - self._counted_s, 0.0)
         paused_s = sum(max(end_s - max(begin_s, self._counted_s), 0.0) for begin_s, end_s in self._pauses)
-        unread_j = self._work.watts(self._idle_w) * (unread_s - paused_s) + self._idle_w * paused_s
+        unread_j = self._work_w * (unread_s - paused_s) + self._idle_w * paused_s
         return self._debt_j + unread_j - self._budget_w * unread_s
 
     def _unpaid_s(self, now_s: float) -> float:
         """How long waiting takes to pay for all that was drawn."""
         return max(0.0, self._unpaid_j(now_s)) / (self._budget_w - self._idle_w)
 
-    def _busy_share(self) -> float:
-        """The share of the time that steps, or pieces of what is under way instead, may take."""
+    @property
+    def _work_w(self) -> float:
+        """What work is believed to draw; as much as is allowed where nothing is known."""
+        return self._budget_w if self._work is None else self._work.watts(self._idle_w)
+
+    def _most_owed_s(self, now_s: float) -> float:
+        """How long waiting takes to pay for all that was read, and for what a sensor that lags may have yet to show.
+
+        A beat takes pieces to be alike and pays a debt back with those to come, which a long test may not have.
+        """
+        unshown_s = max(min(self._piece_s, SENSOR_LAG_S - (now_s - self._ended_s)), 0.0)
+        unshown_j = max(self._work_w - self._budget_w, 0.0) * unshown_s
+        return self._unpaid_s(now_s) + unshown_j / (self._budget_w - self._idle_w)
+
+    def _busy_share(self, usual_s: float) -> float:
+        """The share of the time that steps, or pieces of what is under way instead, may take.
+
+        However large the debt is, no more is waited after one that takes ``usual_s`` than pays for both.
+        """
         share = self._work.share(self._budget_w, self._idle_w) if self._work is not None else 1.0
         debt_s = self._settled_j / self._budget_w
         if share == 1.0 and debt_s <= SLACK_S:
             return 1.0
         # With steps that keep the budget as they are, there is nothing but the debt to pause for.
-        return min(1.0, max(share * (1 - max(debt_s / self._payback_s(), -MADE_UP)), LEAST_BUSY))
+        repaid_s = max(self._settled_j, 0.0) / (self._budget_w - self._idle_w)
+        least = max(usual_s / max(usual_s / share + repaid_s, SHORTEST_PAUSE_S), LEAST_BUSY)
+        return min(1.0, max(share * (1 - max(debt_s / self._payback_s(), -MADE_UP)), least))
 
     def _payback_s(self) -> float:
         return max(self._lag_s(), PAYBACK_CYCLES * self._cycle_s)
@@ -300,8 +353,12 @@ class Pacer:
         self._paused_s -= paused_s
         if self._budget_w == math.inf:
             return
-        short = paused_s > MOSTLY_PAUSED * seconds and drawn_j > self._budget_w * seconds
+        waited = paused_s > MOSTLY_PAUSED * seconds
+        short = waited and drawn_j > self._budget_w * seconds
         self.short_s = self.short_s + seconds if short else 0.0
+        if waited and before.at_s > self._ended_s + SENSOR_LAG_S:
+            keep = math.exp(-seconds / FUTILE_S)
+            self._waits_s, self._waits_j = keep * self._waits_s + seconds, keep * self._waits_j + drawn_j
         cost, is_blurred = self._work, before.at_s < self._blurred_until_s
         if cost is not None and not is_blurred:
             if before.at_s < self._blind_until_s and self._other is None:
