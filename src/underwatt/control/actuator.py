@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from underwatt.control.headroom import COUNTED_MARGIN, READ_MARGIN, Headroom
 from underwatt.control.judge import LiveJudge
-from underwatt.control.knowledge import Knowledge
+from underwatt.control.knowledge import Knowledge, seen_idle_w
 from underwatt.control.pacer import Pacer
 from underwatt.control.state import ControlOptions, ControlState, FastPath, Phase, is_back, throttle_ended, throttled
 from underwatt.control.steering import Steering
@@ -124,6 +124,10 @@ class Actuator:
         to_end_s = left * room.sample_s(self.setting) if math.isfinite(left) else math.inf
         return min(room.expected_s(self.setting) * (1 - self._share_done), to_end_s)
 
+    def progressed(self, share: float) -> None:
+        """So much of the way to the target is done."""
+        self._share_done = min(max(share, 0.0), 1.0)
+
     def goes_on(self, energy_j: float, before: Actuator | None) -> None:
         """A part of the training is over, in which so much was drawn; ``before`` led it in this process."""
         self.energy_before_j = energy_j
@@ -222,6 +226,16 @@ class Actuator:
         blind_until_s = -math.inf if has_knobs else now_s + self._settling.seconds(self.budget_w, found.power_w)
         busy_w = found.power_w + self._doubt_w(found)
         self._pacer.measured(busy_w, found.step_s, forgive=has_knobs, blind_until_s=blind_until_s)
+
+    def _learn_idle(self, known: Measurement, since_s: float) -> None:
+        """See what pauses draw at the setting in use, where there were enough of them."""
+        before_w, busy_w = self.state.room.idle_at(self.setting), self.knowledge.expected_w(known)
+        seen_w = seen_idle_w(self._meter, since_s, busy_w)
+        if seen_w is None:
+            return
+        self.knowledge.saw_idle(known.setting, seen_w)
+        if abs(self.state.room.idle_at(self.setting) - before_w) > self._options.idle_news * before_w:
+            self._set_pace()
 
     def _look_for_throttling(self, now_s: float) -> None:
         before, self.state = self.state, throttle_ended(self.state, now_s)

@@ -16,7 +16,7 @@ from underwatt.budget import Watts
 from underwatt.control import state as control
 from underwatt.control.actuator import Actuator
 from underwatt.control.headroom import LevelSearch
-from underwatt.control.knowledge import mean_reading_w, seen_idle_w, seen_steps
+from underwatt.control.knowledge import mean_reading_w, seen_steps
 from underwatt.control.pacer import LONGEST_PAUSE_S
 from underwatt.control.state import Excess, Phase, SensorFinding
 from underwatt.errors import OutOfMemoryError, SensorError
@@ -148,11 +148,20 @@ class Controller(Actuator):
 
     def other_goes_on(self) -> None:
         """A piece of it is done: look, and wait where the budget asks for it, as after a step."""
+        self._other_stepped()
+        self._keep_pace()
+
+    def pay_off(self) -> None:
+        """It is done, and no step comes after it: wait until all that was drawn is read, and paid for where it can."""
+        self._other_stepped()
+        while (pause_s := self._pacer.unsettled_s(self._now_s())) > 0:
+            self._pause(pause_s)
+
+    def _other_stepped(self) -> None:
         now_s = self._now_s()
         if now_s >= self.state.next_look_s:
             self._look(now_s)
         self._pacer.stepped(now_s)
-        self._keep_pace()
 
     def other_ends(self) -> None:
         """There are steps again; its time, pauses included, and its watts belong to none of them."""
@@ -162,10 +171,6 @@ class Controller(Actuator):
             self._meter.absence(begin_s, end_s)
             self._stepped_s += end_s - begin_s
             self.state = replace(self.state, last_pause_s=end_s, other_s=end_s)
-
-    def progressed(self, share: float) -> None:
-        """So much of the way to the target is done."""
-        self._share_done = min(max(share, 0.0), 1.0)
 
     def restoring(self) -> None:
         """The run is over: nothing is decided any more, and what was read is judged."""
@@ -315,16 +320,6 @@ class Controller(Actuator):
         if math.isfinite(seen.power_w):
             self._use_best(self.phase, f"{seen.power_w:.2f} W were measured", least_gain=WORTH_A_CHANGE)
         return False
-
-    def _learn_idle(self, known: Measurement, since_s: float) -> None:
-        """See what pauses draw at the setting in use, where there were enough of them."""
-        before_w, busy_w = self.state.room.idle_at(self.setting), self.knowledge.expected_w(known)
-        seen_w = seen_idle_w(self._meter, since_s, busy_w)
-        if seen_w is None:
-            return
-        self.knowledge.saw_idle(known.setting, seen_w)
-        if abs(self.state.room.idle_at(self.setting) - before_w) > self._options.idle_news * before_w:
-            self._set_pace()
 
     def _correct(self, power_w: float) -> None:
         """The device has changed: plan again with what is left of the budget."""

@@ -340,18 +340,18 @@ class Pilot:
         return self.controller.measuring is not None
 
     @contextlib.contextmanager
-    def testing(self) -> Iterator[Callable[[int], None]]:
+    def testing(self, *, is_last: bool = False) -> Iterator[Callable[[int], None]]:
         """The model is tested: that belongs to no step, and is paced as steps are.
 
         What is given is to be called with the number of samples of each batch that was tested, and waits where the
-        budget asks for it. Where nobody does, what the test drew is paid back after it.
+        budget asks for it. Where nobody does, what it drew is paid back after it; all of it there if it ``is_last``.
         """
 
         def tested(samples: int) -> None:
             self._simulate_other(samples)
             self.controller.other_goes_on()
 
-        with self.elsewhere(TEST):
+        with self.elsewhere(TEST, is_last=is_last):
             yield tested
 
     @contextlib.contextmanager
@@ -362,14 +362,14 @@ class Pilot:
             yield
 
     @contextlib.contextmanager
-    def elsewhere(self, what: str) -> Iterator[None]:
+    def elsewhere(self, what: str, *, is_last: bool = False) -> Iterator[None]:
         """Something goes on that is no step; what it draws beyond the budget is paid back before the next one."""
         self._count(0, 0)
         controller = self.controller
         controller.other_begins(what)
         try:
             yield
-            controller.other_goes_on()
+            (controller.pay_off if is_last else controller.other_goes_on)()
         finally:  # after an error without waiting
             controller.other_ends()
 

@@ -366,17 +366,16 @@ class Local:
         """
         if self.is_spent:
             raise self.nothing_left()
-        with self._make_pilot() as pilot, pilot.testing() as tested:
+        with self._make_pilot() as pilot, pilot.testing(is_last=True) as tested:
 
             def paced(samples: int) -> None:
                 tested(samples)
                 self._pay(pilot)
 
             yield paced
-            self._pay(pilot)
 
     def _pay(self, pilot: Pilot) -> None:
-        """Wait until what a test has drawn above the budget is paid back: no later step will see to it."""
+        """Wait for as long as the watts ask for between two batches of a test."""
         paused_s = math.inf
         while paused_s > NO_PAUSE_S:  # as a search would begin next, the controller pays little in one go
             before_s = self._clock.now_s()
