@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import threading
 import time
-from itertools import pairwise
+from itertools import cycle, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +10,7 @@ import pytest
 from real_time import RealTime
 from run_world import NET, Hurt, virtual, watts
 
-from underwatt.budget import parse_budget
+from underwatt.budget import Budget, Schedule, parse_budget
 from underwatt.control.headroom import MOST_ANEW
 from underwatt.control.live_budget import LiveBudget
 from underwatt.control.pilot import Pilot
@@ -336,3 +336,37 @@ def test_what_goes_wrong_with_a_reading_ends_the_training_and_not_the_readings(
         while time.monotonic() < until_s:
             time.sleep(0.02)
             pilot.stepped(pilot.batch_size)
+
+
+@pytest.mark.parametrize("jitter_w", [0.0, 0.01])
+def test_joules_that_go_while_nothing_holds_the_budget_are_not_waited_for(jitter_w: float) -> None:
+    """The last checkpoint waited for ten minutes, drawing on, for watts that waiting was above."""
+    device, jitter = Hurt(virtual()), cycle((0.0, jitter_w, 2 * jitter_w))
+    device.surge_w = lambda: next(jitter)
+    live = LiveBudget(Budget(schedule=Schedule.of([(0.0, 9.0), (40.0, 0.5)]), energy_j=390.0))
+    with Pilot(device, WORKLOAD, (8, 16, 32), live, cost=NET) as pilot:
+        while pilot.energy_left_j > 0:
+            size = pilot.batch_size
+            pilot.simulate(size)
+            pilot.stepped(size)
+        for work in (pilot.moving_state, pilot.testing, pilot.testing):
+            begin_s = pilot.elapsed_s
+            with work():
+                device.run_step(NET, 8)
+                worked_s = pilot.elapsed_s - begin_s
+            assert pilot.elapsed_s - begin_s - worked_s < 10
+
+
+def test_without_joules_what_waiting_can_pay_for_is_still_paid() -> None:
+    device = Hurt(virtual(), knobs=False)
+    with Pilot(device, WORKLOAD, (8, 16, 32), watts(7.0, energy_j=400.0), cost=NET) as pilot:
+        while pilot.energy_left_j > 0:
+            size = pilot.batch_size
+            pilot.simulate(size)
+            pilot.stepped(size)
+        begin_s, begin_j = pilot.elapsed_s, device.board.energy_j
+        with pilot.testing():
+            while pilot.elapsed_s < begin_s + 10:
+                device.run_step(NET.of_test(), 32)
+        mean_w = (device.board.energy_j - begin_j) / (pilot.elapsed_s - begin_s)
+    assert 0.92 * 7.0 < mean_w < 1.02 * 7.0

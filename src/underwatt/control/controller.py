@@ -105,9 +105,14 @@ class Controller(Actuator):
         self._keep_pace()
 
     def _keep_pace(self) -> None:
-        """Wait for as long as the pacer asks for; a wait in which the last joules go ends, so that the training can."""
+        """Wait for as long as the pacer asks for; a wait in which the last joules go ends, so that the training can.
+
+        With none left, what can be paid for is; a wait that pays for nothing would only draw more.
+        """
         were_left = self.energy_j < self._most_j
-        while (pause_s := self._pacer.pause_s()) > 0 and not (were_left and self.energy_j >= self._most_j):
+        while (pause_s := self._pacer.pause_s()) > 0:
+            if self.energy_j >= self._most_j and (were_left or not self._pacer.helps):
+                return
             self._pause(pause_s)
             if self.phase is Phase.SEARCHING and self.state.room.has_knobs:
                 return  # a setting is to be measured, which a pause would blur
