@@ -99,7 +99,7 @@ class Pilot:
         self.losses = Losses()  # as they were looked at
         self._verdict: Verdict | None = None  # of an earlier part of the same training
         self.can_pause, self._set_modes = can_pause, set_modes  # the first of a command that asks once it has asked
-        self._publisher = Publisher(log, saver, listener, inbox)
+        self._publisher = Publisher(log, saver, listener, inbox, self.meter.states)
         if inbox is not None:
             live.inbox = inbox
 
