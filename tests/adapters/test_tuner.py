@@ -19,7 +19,7 @@ from torch.optim.lr_scheduler import ExponentialLR, LambdaLR, OneCycleLR
 
 from underwatt.adapters.tuner import Tuner
 from underwatt.control.state import ControlOptions
-from underwatt.errors import InputError
+from underwatt.errors import BudgetError, InputError
 from underwatt.events import Measured, Noted, Progressed
 from underwatt.jobs.job import usual_rule
 from underwatt.jobs.rates import RateFollower
@@ -470,16 +470,46 @@ def test_batch_sizes_that_are_none_are_refused_kindly(given: Any) -> None:
 def test_where_the_joules_are_spent_no_more_batches_come(tmp_path: Path) -> None:
     device = virtual()
     with tuned(device, folder=tmp_path, budget="9W, 400J", set_modes=False) as tuner:
-        for _ in range(50):  # epochs
+        while not tuner.is_spent:
             for batch in tuner.loader(Numbers(500)):
                 last = len(batch)
                 tuner.step()
-        assert tuner.is_spent
         step_j = 15.0 * device.board.true_step_s(NET, tuner.setting.mode, last)
         assert 400 <= tuner.energy_j < 400 + step_j
     log = log_of(tmp_path)
     assert log.end.outcome == "energy spent"
     assert sum("energy is spent" in note.text for note in log.of(Noted)) == 1
+
+
+def epochs_without_joules(folder: Path, most: int) -> list[int]:
+    """How many batches each of so many passes had."""
+    passes: list[int] = []
+    with tuned(virtual(), folder=folder, budget="9W, 100J") as tuner:
+        loader = tuner.loader(Numbers(100))
+        for _ in range(most):
+            passes.append(0)
+            for _ in loader:
+                passes[-1] += 1
+                tuner.step()
+    return passes
+
+
+def test_epochs_run_out_in_good_order_once_the_joules_are_spent(tmp_path: Path) -> None:
+    """What stands after the loop, such as saving the model, is come to."""
+    passes = epochs_without_joules(tmp_path, 90)
+    assert passes[0] > 0
+    assert len(passes) == 90
+    assert passes[-1] == 0
+    assert log_of(tmp_path).end.outcome == "energy spent"
+
+
+def test_a_loop_to_a_target_does_not_go_on_for_ever_without_batches(tmp_path: Path) -> None:
+    """It went on with passes of no batch at all, as fast as it could."""
+    with pytest.raises(BudgetError, match="joules") as caught:
+        epochs_without_joules(tmp_path, 10**9)
+    assert "is_spent" in caught.value.hint
+    end = log_of(tmp_path).end
+    assert (end.outcome, end.restored, end.error) == ("energy spent", True, None)
 
 
 def test_a_loop_that_goes_on_without_joules_still_keeps_its_watts(tmp_path: Path) -> None:

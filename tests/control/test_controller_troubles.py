@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import math
+import threading
 from dataclasses import replace
 from typing import Any
 
 import pytest
+from real_time import RealTime
 from run_world import (
     NET,
     QUICK,
     Hurt,
+    Run,
     experienced,
     running,
     settle,
@@ -22,7 +25,7 @@ from underwatt.budget import parse_budget
 from underwatt.control.live_budget import LiveBudget
 from underwatt.control.state import ControlOptions, Phase
 from underwatt.errors import DeviceBusyError, NoDeviceError, SensorError
-from underwatt.records import Status
+from underwatt.records import DeviceState, Status
 
 SETTLED_S = 40.0
 
@@ -293,3 +296,43 @@ def test_a_run_leaves_the_lowest_clocks_when_what_made_it_wait_is_gone() -> None
         mean_w, after = run.train(30)
     assert after > 0.9 * before
     assert mean_w <= 4.5 * 1.01
+
+
+class StateHangs(RealTime):
+    """Power reads, and what the device is doing does not: a file, or a helper that has no time."""
+
+    hangs = False
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked = 0
+        self.wakes = threading.Event()
+
+    def read_state(self) -> DeviceState:
+        self.asked += 1
+        if self.hangs:
+            self.wakes.wait(30)
+        return super().read_state()
+
+
+def _steps(run: Run, seconds: float) -> int:
+    """How many steps are trained in so many seconds."""
+    until_s, steps = run.elapsed_s + seconds, 0
+    while run.elapsed_s < until_s:
+        run.step()
+        steps += 1
+    return steps
+
+
+@pytest.mark.parametrize("settled_s", [0.0, 6.0])
+def test_a_state_that_hangs_slows_no_training(monkeypatch: pytest.MonkeyPatch, settled_s: float) -> None:
+    """Each look waited for it again, as the next one was due before the wait had ended."""
+    monkeypatch.setattr("underwatt.measure.meter.STATE_S", 0.5)
+    device = StateHangs()
+    with running(device, watts(9.0), options=ControlOptions(most_a_level=2)) as run:
+        _steps(run, settled_s)
+        device.hangs, device.asked = True, 0
+        steps = _steps(run, 6.0)
+        device.wakes.set()
+    assert 1 <= device.asked <= 2
+    assert steps > 200

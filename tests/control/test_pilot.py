@@ -24,7 +24,7 @@ from underwatt.drivers.virtual.sysfs import SysfsBoard
 from underwatt.errors import ApplyError, InputError, OutOfMemoryError, SensorError
 from underwatt.events import Event, Measured, Noted, Progressed, Resumed, Scored, Started
 from underwatt.measure.meter import measure_idle
-from underwatt.records import Measurement, PowerMode, Setting, Status, WorkloadInfo
+from underwatt.records import DeviceState, Measurement, PowerMode, Setting, Status, WorkloadInfo
 from underwatt.runlog.inbox import Inbox, post_budget
 from underwatt.runlog.log import RunLog, read_log
 
@@ -314,6 +314,26 @@ def test_a_device_that_once_does_not_say_its_state_is_asked_again(tmp_path: Path
     assert waits_s[2] < 10, "as often as before where it says its state again"
     texts = [note.text for note in read_log(tmp_path / "log.jsonl").of(Noted)]
     assert texts.count("gpu/max_freq was set to 1 and now reads 2") == 1
+
+
+@pytest.mark.parametrize("logs", [True, False])
+def test_a_device_that_never_says_its_state_is_asked_ever_more_rarely_and_that_is_said_once(
+    tmp_path: Path, logs: bool
+) -> None:
+    device, asked_s = virtual(), []
+
+    def read_state() -> DeviceState:
+        asked_s.append(device.clock.now_s())
+        raise SensorError("The thermal zones are gone.")
+
+    device.read_state = read_state  # type: ignore[method-assign]
+    said: list[Event] = []
+    with make(device, tmp_path if logs else None, listener=said.append) as pilot:
+        train(pilot, 90)
+    waits_s = [after - before for before, after in pairwise(asked_s)]
+    assert all(after > 1.5 * before for before, after in pairwise([2.5, *waits_s]))
+    texts = [note.text for note in said if isinstance(note, Noted) and note.level == "warning"]
+    assert len([text for text in texts if text.startswith("The thermal zones are gone. Whether it slows")]) == 1
 
 
 def test_what_goes_wrong_with_a_reading_ends_the_training_and_not_the_readings(

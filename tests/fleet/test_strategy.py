@@ -15,10 +15,10 @@ from underwatt.drivers.virtual.simulated_board import VirtualClock
 from underwatt.errors import InputError
 from underwatt.fleet import FleetStrategy
 from underwatt.fleet.grid import SimulatedGrid, SimulatedNode
-from underwatt.fleet.messages import KEY, Work
+from underwatt.fleet.messages import KEY, Report, Work
 from underwatt.fleet.simulation import as_arrays, first_weights
 from underwatt.fleet.site import Site
-from underwatt.fleet.strategy import RoundRecord
+from underwatt.fleet.strategy import BoardState, RoundRecord
 
 logging.getLogger("flwr").setLevel(logging.ERROR)
 
@@ -66,3 +66,50 @@ def test_a_site_that_knows_no_floor_of_any_board_is_an_error_before_anything_was
         _asked(strategy, _grid(3, 4), "train")
     strategy.rounds.append(RoundRecord(1, 0.0, 1.0, 1.0))
     assert _asked(strategy, _grid(3, 4), "train") == {}
+
+
+def _spend(strategy: FleetStrategy, *nodes: int) -> None:
+    for node in nodes:
+        strategy.boards[node] = BoardState(report=Report.without_work(1.0, 1.0))
+
+
+@pytest.mark.parametrize("kind", ["train", "evaluate"])
+def test_where_few_boards_can_do_something_they_are_the_ones_that_are_sampled(kind: str) -> None:
+    """Boards without joules were sampled and then left out, so that most rounds asked nobody."""
+    inner = FedAvg(fraction_train=0.2, fraction_evaluate=0.2, min_available_nodes=3)
+    strategy, grid = FleetStrategy(inner, clock=_grid()), _grid(*range(1, 11))
+    _spend(strategy, *range(1, 10))
+    configure = getattr(strategy, f"configure_{kind}")
+    for number in range(1, 21):
+        messages = configure(number, as_arrays(first_weights(0)), ConfigRecord(), grid)
+        assert [one.metadata.dst_node_id for one in messages] == [10]
+    _spend(strategy, 10)
+    assert not configure(21, as_arrays(first_weights(0)), ConfigRecord(), grid)
+    assert (inner.min_available_nodes, inner.min_train_nodes, inner.min_evaluate_nodes) == (3, 2, 2)
+
+
+def test_boards_without_a_floor_are_not_sampled_either() -> None:
+    floors = {1: 3.0, 2: 3.0}
+    strategy = FleetStrategy(FedAvg(fraction_train=0.2), site=Site("40W", floor_w=floors), clock=_grid())
+    for _ in range(20):
+        assert set(_asked(strategy, _grid(*range(1, 11)), "train")) == {1, 2}
+
+
+def test_boards_that_are_to_connect_are_waited_for_and_those_that_can_do_something_sampled_then(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    grid, there = _grid(*range(1, 7)), [[], [1], [1, 2, 3, 4, 5, 6]]
+    monkeypatch.setattr(grid, "get_node_ids", lambda: there.pop(0) if len(there) > 1 else there[0])
+    monkeypatch.setattr("flwr.serverapp.strategy.strategy_utils.sleep", lambda _seconds: None)
+    site = Site("40W", floor_w={5: 3.0, 6: 3.0})
+    strategy = FleetStrategy(FedAvg(fraction_train=0.3, min_available_nodes=4), site=site, clock=_grid())
+    assert set(_asked(strategy, grid, "train")) == {5, 6}
+
+
+def test_training_ends_where_all_are_spent_but_one_that_is_left_out() -> None:
+    grid, rounds = _grid(1, 2, 3), []
+    strategy = FleetStrategy(FedAvg(fraction_evaluate=0.0), site=Site("40W", floor_w={1: 3.0, 2: 3.0}), clock=grid)
+    _spend(strategy, 1, 2)
+    arrays = as_arrays(first_weights(0))
+    strategy.start(grid, arrays, num_rounds=3, evaluate_fn=lambda number, _arrays: rounds.append(number))
+    assert rounds == [0]

@@ -319,3 +319,30 @@ def test_a_full_disk_ends_no_training(tmp_path: Path, monkeypatch: pytest.Monkey
     assert checkpoint.exists(folder), "there was room again"
     assert state_in(folder)["samples"] == 320
     assert not (folder / "checkpoint.tmp").exists()
+
+
+@pytest.mark.parametrize(("every", "limit"), [(200, 1600), (16, 400)])
+def test_a_score_that_stalls_is_said_but_not_after_a_lucky_first_one(tmp_path: Path, every: int, limit: int) -> None:
+    """After the best score there are some tests, and much of a pass over the data, before anything is said of it."""
+    scores = iter([0.7])
+    job = blobs(target=0.8, metric=lambda *_: next(scores, 0.5))
+    train(tmp_path / "run", job, limit=limit, every=every)
+    log = log_in(tmp_path / "run")
+    tested = [score.samples for score in log.of(Scored)]
+    said = [one for one in log.of(Noted) if one.level == "warning" and "out of reach" in one.text]
+    assert len(said) == 1
+    assert f"not been better than 0.7 since {tested[0]} samples" in said[0].text
+    before = [one.samples for one in log.of(Scored) if one.at_s <= said[0].at_s]
+    assert len(before) >= 6
+    assert before[-1] >= max(5 * tested[0], tested[0] + 128)
+    assert before[-2] < max(5 * tested[0], tested[0] + 128) or len(before) == 6, "as soon as that"
+
+
+def test_nothing_stalls_while_scores_grow_or_where_there_is_no_target(tmp_path: Path) -> None:
+    scores = iter(range(1000))
+    train(tmp_path / "grows", blobs(target=0.8, metric=lambda *_: 0.001 * next(scores)), limit=1600, every=100)
+    train(
+        tmp_path / "none", blobs(target=float("nan"), limit_samples=1600, metric=lambda *_: 0.5), limit=1600, every=64
+    )
+    for name in ("grows", "none"):
+        assert not [note for note in log_in(tmp_path / name).of(Noted) if "out of reach" in note.text]

@@ -14,7 +14,7 @@ from underwatt.measure.measurement import MeasureOptions, Measuring, measure
 from underwatt.measure.meter import Meter
 from underwatt.measure.steady import Settling
 from underwatt.measure.workload import Beat
-from underwatt.records import PowerMode, Setting, Status
+from underwatt.records import DeviceState, PowerMode, Setting, Status
 
 
 class ScriptedRun:
@@ -279,3 +279,27 @@ def test_steps_that_tests_leave_no_time_to_settle_are_measured_with_them() -> No
     assert found is not None
     assert found.step_s == pytest.approx(device.board.true_step_s(COST, setting.mode, 8), rel=0.05)
     assert found.power_w == pytest.approx(device.board.true_power_w(COST, setting.mode, 8), rel=0.15)
+
+
+@pytest.mark.parametrize("answers", [0, 1])
+def test_a_state_that_hangs_is_asked_for_once_and_its_wait_is_no_part_of_a_step(answers: int) -> None:
+    """It was asked for again and again, and the wait was taken for the time of a step."""
+    device, asked = virtual("orin-agx"), []
+    read = device.read_state
+
+    def hangs() -> DeviceState:
+        asked.append(device.clock.now_s())
+        if len(asked) <= answers:
+            return read()
+        device.clock.advance(3.0)
+        raise SensorError("It does not answer.")
+
+    device.read_state = hangs  # type: ignore[method-assign]
+    setting = Setting(device.space.highest, 16)
+    with Session(device) as session:
+        found = measure(session, simulated(device).start(16), setting, MeasureOptions(precision=0.003))
+    assert len(asked) == answers + 1
+    assert found.status is Status.OK
+    truth_s = device.board.true_step_s(COST, setting.mode, 16)
+    assert found.step_s == pytest.approx(truth_s, rel=0.01)
+    assert found.window_s < 20

@@ -25,7 +25,7 @@ from underwatt.convergence.curve import samples_to_target
 from underwatt.convergence.prior import usual_shape
 from underwatt.device.registry import open_device
 from underwatt.device.signals import uninterrupted
-from underwatt.errors import InputError, OutOfMemoryError
+from underwatt.errors import BudgetError, InputError, OutOfMemoryError
 from underwatt.events import Ended, Noted
 from underwatt.jobs._torch import torch
 from underwatt.jobs.data import PassBatches, fillable, open_batches
@@ -54,6 +54,7 @@ if TYPE_CHECKING:
     from underwatt.records import Profile, Setting, WorkloadCost
 
 USUAL_NAME = "training"
+MOST_EMPTY_PASSES = 1000  # more epochs than a loop is given: one that makes more waits for a score that cannot come
 _log = logging.getLogger("underwatt")
 
 
@@ -87,10 +88,10 @@ def tune(
     what other trainings needed. With ``store`` measurements outlive the training, and are known again by the shapes of
     what the ``optimizer`` trains and by ``name``, which is needed where there is no optimizer. With ``folder`` a log is
     written there that proves the budget was kept, and ``underwatt budget`` changes it; with ``resume=True`` a run that
-    is there already goes on: its time, joules and samples count. Where the budget's joules are spent, the loader hands
-    out no more batches, and ``tuner.is_spent`` tells a loop that makes its own to end. With ``set_modes=False`` nothing
-    is set on the device: batch size and pauses alone hold the budget. ``cost`` is what a step costs, for simulated
-    devices only.
+    is there already goes on: its time, joules and samples count. Where the budget's joules are spent, the loader
+    hands out no more batches, and ``tuner.is_spent`` tells a loop to end. With ``set_modes=False``
+    nothing is set on the device: batch size and pauses alone hold the budget. ``cost`` is what a step costs, for
+    simulated devices only.
     """
     opened = open_device(device) if isinstance(device, str) else device
     live = LiveBudget.from_now(one_budget("A tuner", budget_w, budget), simulated=opened.info.simulated)
@@ -109,9 +110,7 @@ def tune(
     live.resumes(was.elapsed_s)
     with contextlib.ExitStack() as stack:
         kept = stack.enter_context(Store(Path(store))) if store is not None else None
-        log, inbox = None, None
-        if folder is not None:
-            log, inbox = _open_log(stack, Path(folder), workload.name, opened, resume=resume)
+        log, inbox = _open_log(stack, folder, workload.name, opened, resume=resume)
         others = other_trainings(kept, workload.id) if kept else ()
         shape = usual_shape(others) if convergence is None else None
         pilot = Pilot(
@@ -159,7 +158,8 @@ class Tuner:
         self._sizes = pilot.batch_sizes  # all that may be offered
         self._process = os.getpid()
         self._is_diverged = False
-        self.is_spent = False  # the budget's joules are drawn: the loader hands out no batch any more
+        self.is_spent = False  # the budget's joules are drawn: the loader hands out no batch any more, a loop is to end
+        self._empty_passes = 0
 
     def __enter__(self) -> Self:
         try:
@@ -191,6 +191,12 @@ class Tuner:
 
     def _passed(self, batches: PassBatches, reopen: Callable[[], Iterator[Any]]) -> Iterator[Any]:
         """One pass over the batches of a loader; each is to be trained on before the next one."""
+        self._empty_passes += self.is_spent
+        if self._empty_passes > MOST_EMPTY_PASSES:
+            raise BudgetError(
+                f"The joules of the budget are spent: {MOST_EMPTY_PASSES:,} passes had no batch.",
+                hint="End the loop after a pass in which they went, `if tuner.is_spent: break`, or give more of them.",
+            )
         loader = reopen()
         over = object()  # None may be a batch: what a collate function makes of samples that are all spoilt
         while not self.is_spent and (batch := next(loader, over)) is not over:
@@ -396,9 +402,11 @@ def holds_run(folder: Path) -> bool:
 
 
 def _open_log(
-    stack: contextlib.ExitStack, folder: Path, name: str, device: Device, *, resume: bool
-) -> tuple[RunLog, Inbox]:
-    path = folder / LOG_NAME
+    stack: contextlib.ExitStack, place: Path | str | None, name: str, device: Device, *, resume: bool
+) -> tuple[RunLog, Inbox] | tuple[None, None]:
+    if place is None:
+        return None, None
+    path = (folder := Path(place)) / LOG_NAME
     stack.enter_context(claimed_folder(folder))
     if holds_run(folder) and not resume:
         raise InputError(

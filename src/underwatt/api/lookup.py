@@ -131,11 +131,9 @@ def _named(store: Store, text: str) -> list[Profile]:
 def find_run(run: Path | str | None) -> RunRecord | None:
     """The record of a run by its folder or its log; by default the newest one in runs/, if any."""
     if run is None:
-        logs = sorted(RUNS.glob(f"*/{LOG_NAME}"), key=lambda path: path.stat().st_mtime)
-        for path in reversed(logs):
-            with contextlib.suppress(InputError):  # of a run that was refused before it began, say
-                return read_log(path)
-        return None
+        found = [(path.stat(), path) for path in RUNS.glob(f"*/{LOG_NAME}")]
+        begun = {path: stat.st_mtime for stat, path in found if stat.st_size}  # not those refused before they began
+        return read_log(max(begun, key=lambda path: begun[path])) if begun else None
     path = Path(run)
     return read_log(path / LOG_NAME if path.is_dir() or path.suffix != ".jsonl" else path)
 

@@ -14,7 +14,6 @@ from underwatt.control.state import ControlOptions, ControlState, FastPath, Phas
 from underwatt.control.steering import Steering
 from underwatt.errors import DeviceError, ModeError
 from underwatt.events import Noted, SettingChanged
-from underwatt.measure.meter import read_state
 from underwatt.records import DeviceState
 
 if TYPE_CHECKING:
@@ -244,10 +243,8 @@ class Actuator:
         if self.setting is None or now_s < self.state.throttle.next_look_s:
             return
         was_active = self.state.throttle.active
-        try:
-            device = read_state(self._session.device)
-        except DeviceError:  # whether it slows itself down is not told this time; lost watts are noticed elsewhere
-            device = DeviceState(self.setting.mode)
+        # Where it does not say whether it slows itself down, lost watts are noticed elsewhere.
+        device = self._meter.states.ask() or DeviceState(self.setting.mode)
         self.state = throttled(self.state, now_s, device, self.setting.mode, self._options)
         if self.state.throttle.active and not was_active:
             self._note("warning", f"The device slows itself down ({', '.join(device.throttle_reasons)}).")

@@ -27,7 +27,7 @@ from underwatt.convergence.prior import RelativeCurve
 from underwatt.device.base import HasRecordedPower, SimulatesLoad, permitted_space
 from underwatt.device.session import Session
 from underwatt.device.signals import interruptible, uninterrupted
-from underwatt.errors import InputError, OutOfMemoryError, SensorError
+from underwatt.errors import BudgetError, InputError, OutOfMemoryError, SensorError
 from underwatt.events import Ended, Measured, Noted, Progressed, Resumed, Scored, Started
 from underwatt.measure.meter import Meter, measure_idle
 from underwatt.planning.problem import Problem
@@ -99,7 +99,7 @@ class Pilot:
         self.losses = Losses()  # as they were looked at
         self._verdict: Verdict | None = None  # of an earlier part of the same training
         self.can_pause, self._set_modes = can_pause, set_modes  # the first of a command that asks once it has asked
-        self._publisher = Publisher(log, saver, listener, inbox)
+        self._publisher = Publisher(log, saver, listener, inbox, self.meter.states)
         if inbox is not None:
             live.inbox = inbox
 
@@ -466,7 +466,7 @@ class Pilot:
     @interruptible
     def _say_end(self, restored: bool, failure: BaseException | None) -> None:
         outcome = self.outcome
-        if failure is not None:
+        if failure is not None and not (outcome == "energy spent" and isinstance(failure, BudgetError)):
             outcome = "interrupted" if isinstance(failure, (KeyboardInterrupt, SystemExit)) else "failed"
         error = str(failure) if failure is not None and outcome == "failed" else None
         if self.meter.hangs:

@@ -15,7 +15,6 @@ from underwatt.control.live_budget import MayFail
 from underwatt.device.base import foreign_changes
 from underwatt.errors import DeviceError
 from underwatt.events import Measured, Noted
-from underwatt.measure.meter import read_state
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -23,6 +22,7 @@ if TYPE_CHECKING:
     from underwatt.control.live_budget import BudgetSource
     from underwatt.device.base import Device
     from underwatt.events import Event
+    from underwatt.measure.meter import StateReader
     from underwatt.records import Measurement
 
 PERIOD_S, LATE_S = 1.0, 0.5
@@ -61,10 +61,11 @@ class Publisher:
         keeper: Keeper | None,
         listener: Callable[[Event], None] | None,
         inbox: BudgetSource | None,
+        states: StateReader,
     ) -> None:
         self.log = log
-        self._keeper, self._listener = keeper, listener
-        self._may_fail = [part for part in (log, inbox, keeper) if part is not None]
+        self._keeper, self._listener, self._states = keeper, listener, states
+        self._may_fail: list[MayFail] = [part for part in (log, inbox, keeper, states) if part is not None]
         self._next_s = self._next_here_s = -math.inf
         self.seen: dict[str, Any] = {}  # clocks as they ran and the hottest part, when the device was last asked
         self._next_state_s, self._state_period_s = -math.inf, STATE_PERIOD_S
@@ -113,17 +114,18 @@ class Publisher:
         """Ask now and then what the device is doing and what others did; one that does not say is asked more rarely."""
         if now_s < self._next_state_s:
             return
+        self._next_state_s = now_s + STATE_PERIOD_S
+        if self.log is not None:
+            if (state := self._states.ask()) is None:
+                return
+            hottest_c = max(state.temperatures_c.values(), default=None)
+            self.seen = {"running": state.running, "temperature_c": hottest_c}
         try:
-            state = read_state(device) if self.log is not None else None
             self._changes = (*self._changes, *foreign_changes(device))
             self._state_period_s = STATE_PERIOD_S
         except DeviceError:
-            state, self._state_period_s = None, min(2 * self._state_period_s, LONGEST_STATE_PERIOD_S)
-        self._next_state_s = now_s + self._state_period_s
-        if state is None:
-            return
-        hottest_c = max(state.temperatures_c.values(), default=None)
-        self.seen = {"running": state.running, "temperature_c": hottest_c}
+            self._state_period_s = min(2 * self._state_period_s, LONGEST_STATE_PERIOD_S)
+            self._next_state_s = device.clock.now_s() + self._state_period_s  # from now: it may have taken a while
 
     def progress_told(self, now_s: float) -> None:
         """The next progress is due in a second."""

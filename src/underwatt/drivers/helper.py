@@ -216,10 +216,6 @@ class RemoteBoard:
         """What setting could change, as it reads."""
         return dict(self._ask("read", what="snapshot")["snapshot"])
 
-    def as_found(self, snapshot: Mapping[str, str]) -> dict[str, str]:
-        """The same: what is to be put back is the helper's to know."""
-        return dict(snapshot)
-
     def foreign_changes(self) -> tuple[str, ...]:
         """What others have changed, the helper itself included."""
         changes = self._ask("read", what="changes")["changes"]

@@ -219,7 +219,7 @@ class Local:
         """Why this board does no more."""
         return BudgetError(
             f"The joules of this board's budget are spent, or its time is over: {self._budget}.",
-            hint="Start its node anew with a larger budget.",
+            hint="Start its node anew with a larger budget; a FleetStrategy asks it again in its next run.",
         )
 
     def __exit__(self, *error: Any) -> bool | None:

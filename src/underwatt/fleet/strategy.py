@@ -19,6 +19,7 @@ from underwatt.device.timing import SystemClock
 from underwatt.errors import InputError
 from underwatt.fleet.messages import KEY, Report, Work
 from underwatt.fleet.rounds import NOISE_BATCH, Fronts, RoundPlan, growth_of, plan_round, round_length_s, scales
+from underwatt.fleet.sampling import sampled
 
 require("flwr", extra="fleet")
 
@@ -123,7 +124,7 @@ class FleetStrategy(Strategy):  # type: ignore[misc]
 
     def configure_train(self, server_round: int, arrays: Any, config: Any, grid: Grid) -> list[Any]:
         """One message for each board that the strategy inside asks, with what that board is to do."""
-        messages = self._to_ask(self.inner.configure_train(server_round, arrays, config, grid))
+        messages = self._to_ask("train", server_round, arrays, config, grid)
         self._arrays = arrays
         if not messages:
             return []
@@ -145,30 +146,35 @@ class FleetStrategy(Strategy):  # type: ignore[misc]
             made.append(_with_work(message, work))
         return made
 
-    def _to_ask(self, messages: Iterable[Any]) -> list[Any]:
-        """Of the messages that the strategy inside would send, those to boards that can do something.
+    def _to_ask(self, kind: str, *about: Any) -> list[Any]:
+        """The messages that the strategy inside would send, to boards that can do something.
 
         A training that ran for hours does not end because a board has joined whose floor the site does not know; before
         the first round it is an error where none is left.
         """
-        asked, refused = [], None
-        for message in messages:
-            node = message.metadata.dst_node_id
+        messages = sampled(self.inner, kind, self._able, *about)
+        if not (messages or self.rounds or self.site is None):
+            nodes = list(about[-1].get_node_ids())
+            for node in () if self._able(nodes) else nodes:
+                self.site.floor_w(node)
+        return messages
+
+    def _able(self, nodes: Iterable[int]) -> list[int]:
+        """Of some boards those that can do something: not spent, and with a floor where there is a site."""
+        able = []
+        for node in nodes:
             if node in self.boards and self.boards[node].spent:
                 continue
             try:
                 if self.site is not None:
                     self.site.floor_w(node)
             except InputError as exc:
-                refused = exc
                 if node not in self._strangers:
                     _log.warning("%s It is left out. %s", exc.message, exc.hint)
                 self._strangers.add(node)
                 continue
-            asked.append(message)
-        if refused is not None and not asked and not self.rounds:
-            raise refused
-        return asked
+            able.append(node)
+        return able
 
     def _planned(
         self, number: int, nodes: Sequence[int], states: Sequence[BoardState]
@@ -298,7 +304,7 @@ class FleetStrategy(Strategy):  # type: ignore[misc]
 
     def configure_evaluate(self, server_round: int, arrays: Any, config: Any, grid: Grid) -> Iterable[Any]:
         """As the strategy inside does, but for boards that can do nothing any more; with a site, at their floors."""
-        messages = self._to_ask(self.inner.configure_evaluate(server_round, arrays, config, grid))
+        messages = self._to_ask("evaluate", server_round, arrays, config, grid)
         if self.site is None:
             return messages
         nodes = [message.metadata.dst_node_id for message in messages]
@@ -353,11 +359,11 @@ class FleetStrategy(Strategy):  # type: ignore[misc]
         return result
 
     def _all_are_spent(self, grid: Grid) -> bool:
-        """Whether all boards that are there have said that they do no more."""
+        """Whether all boards that are there have said that they do no more, but for those that are left out."""
         if not any(state.spent for state in self.boards.values()):
             return False
         nodes = list(grid.get_node_ids())
-        return bool(nodes) and all(node in self.boards and self.boards[node].spent for node in nodes)
+        return bool(nodes) and not self._able(nodes)
 
     def _round(self, number: int, arrays: Any, config: Any, grid: Grid) -> tuple[Any, MetricRecord | None]:
         begun_s = self.clock.now_s()
@@ -396,7 +402,7 @@ class FleetStrategy(Strategy):  # type: ignore[misc]
                 state.searched = False  # other watts: it chooses anew
             state.report, state.searched = report, state.searched or report.searched
             if report.spent:
-                _log.info("Node %s has no joules or no time left, and is asked no more.", node)
+                _log.info("Node %s has no joules or no time left, and is asked no more in this run.", node)
             if report.profile and report.front_batch:
                 of_kind = self._profiles.setdefault(report.kind, {})
                 of_kind.pop(node, None)

@@ -97,7 +97,6 @@ class JetsonBoard:
         self._limits_seen: tuple[str, ...] | None = None
         self._values: Values = {}
         self._pinned = Pinned(sysfs)
-        self._woken: dict[str, str] = {}  # what was set of clusters that slept, so that nobody knows what they held
 
     @property
     def _hardware(self) -> Hardware:
@@ -175,13 +174,6 @@ class JetsonBoard:
             first = next(iter(writes.unsettled().values()), exc)  # a limit that did not take makes the next one refused
             kind = NotPermittedError if isinstance(first, NotPermittedError) else ApplyError
             raise kind(f"{first.message} {self._put_back(before)}", hint=first.hint) from exc
-        finally:
-            late = (path for path in writes.wanted if path in self._woken or path not in before)
-            self._woken.update((path, writes.wanted[path].text) for path in late)
-
-    def as_found(self, snapshot: "Mapping[str, str]") -> "dict[str, str]":
-        """A snapshot without what clusters read because they were woken and set here: that is not to be put back."""
-        return {path: text for path, text in snapshot.items() if self._woken.get(path) != text}
 
     def snapshot(self) -> "dict[str, str]":
         """The text of every file that ``apply`` could change, and the active nvpmodel mode.
@@ -197,10 +189,6 @@ class JetsonBoard:
 
     def restore(self, snapshot: "Mapping[str, str]") -> None:
         """Put back what ``snapshot`` found; may be repeated."""
-        self._bring_back(snapshot)
-        self._woken.clear()
-
-    def _bring_back(self, snapshot: "Mapping[str, str]") -> None:
         Restorer(self.sysfs, snapshot, self._pinned.paths).run()
         self._pinned.forget()
 
@@ -256,7 +244,7 @@ class JetsonBoard:
 
     def _put_back(self, before: "Mapping[str, str]") -> str:
         try:
-            self._bring_back(before)
+            self.restore(before)
         except DeviceError as exc:
             return f"Putting back what was changed failed too: {exc.message}"
         return "What had been changed was put back."

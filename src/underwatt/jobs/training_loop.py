@@ -34,7 +34,9 @@ if TYPE_CHECKING:
     from underwatt.jobs.training import Training
 
 CHECKPOINT_PERIOD_S = 60.0  # of this machine's time
-STALLED = 5.0  # times the samples with the best score: without a better one it is said
+# Times the samples with the best score: without a better one it is said. A first score may be lucky, and come early:
+# it is also waited for so many tests, and for such a share of a pass over the data.
+STALLED, IN_VAIN, PASS_SHARE = 5.0, 5, 0.5
 _ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
@@ -80,6 +82,7 @@ class _Loop:
         self._score = progress.score if progress else None
         self._best = progress.best_score if progress else None
         self._best_samples = progress.best_samples if progress else 0
+        self._in_vain = 0  # tests since the best score
         self._said_samples = 0  # when it was last said that there is no better score
         self._guard = StepGuard()
         self._saved_samples = training.samples if progress else None  # of the checkpoint in the folder
@@ -196,8 +199,9 @@ class _Loop:
         with pilot.testing() as tested, torch.random.fork_rng(devices):
             self._score = score = call_job(training.batch_size, lambda: training.evaluate(tested, size))
             training.scored(score)
+            self._in_vain += 1
             if math.isfinite(score) and training.job.is_better(score, self._best):
-                self._best, self._best_samples = score, training.samples
+                self._best, self._best_samples, self._in_vain = score, training.samples, 0
                 self._keep_best()
         self._evaluated_samples = training.samples
         took_s = pilot.elapsed_s - begin_s
@@ -208,7 +212,9 @@ class _Loop:
     def _say_stalled(self) -> None:
         """Say that the score has long brought nothing better, before somebody waits for it for ever."""
         samples, job = self._training.samples, self._training.job
-        if self._best_samples and job.has_target and samples >= STALLED * max(self._best_samples, self._said_samples):
+        least = self._best_samples + PASS_SHARE * self._training.train_samples
+        least = max(least, STALLED * self._best_samples, STALLED * self._said_samples)
+        if self._best_samples and job.has_target and self._in_vain >= IN_VAIN and samples >= least:
             self._said_samples = samples
             text = f"The score has not been better than {self._best:.4g} since {self._best_samples:,} samples, and now "
             text += f"there are {samples:,}: the target of {job.target:g} may be out of reach."

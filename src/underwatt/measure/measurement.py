@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -10,8 +9,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from underwatt.errors import DeviceError, InputError, MeasureError, OutOfMemoryError, StepError
-from underwatt.measure.meter import Meter, Trace, read_state
+from underwatt.errors import InputError, MeasureError, OutOfMemoryError, StepError
+from underwatt.measure.meter import Meter, StateReader, Trace
 from underwatt.measure.steady import SETTLING_WAIT_S, Estimate, Settling, mean_after_warmup, mean_while_settling
 from underwatt.records import Measurement, Setting, Status
 
@@ -61,19 +60,20 @@ def measure(
     options: MeasureOptions | None = None,
     settling: Settling | None = None,
     watch: StuckWatch | None = None,
+    states: StateReader | None = None,
 ) -> Measurement:
     """Apply a setting to a job under way and go on until step time and power are known well enough.
 
     ``run`` must be at the setting's batch size; it goes on running afterwards, so that the next mode need not start it
     again. ``settling`` and ``watch`` carry what is known of the device's sensor from one measurement to the next: how
-    quickly it settles, which makes the later ones shorter, and whether it moves at all. Running out of memory, and a
-    job that fails, are answers; a device that fails is an exception.
+    quickly it settles, which makes the later ones shorter, and whether it moves at all; ``states`` whether it says what
+    it is doing. Running out of memory, and a job that fails, are answers; a device that fails is an exception.
     """
     clock = session.device.clock
     started_s = clock.now_s()
     session.apply(setting.mode)
     try:
-        meter = Meter(session.device, watch=watch)
+        meter = Meter(session.device, watch=watch, states=states)
         found = _follow(meter, session.device, run, setting, options or MeasureOptions(), settling or Settling())
     except OutOfMemoryError as exc:
         found = Measurement(setting, status=Status.OUT_OF_MEMORY, note=exc.message)
@@ -120,6 +120,7 @@ class Measuring:
         self.so_far: Measurement | None = None  # what was known at the last look
         self._now_s = self.device.clock.now_s
         self._reasons: dict[str, None] = {}  # for throttling: ordered and unique
+        self._may_ask = True
         self._ask_for_throttling()
         self._next_look_s = self.begun_s + LOOK_PERIOD_S
 
@@ -161,9 +162,16 @@ class Measuring:
         return found
 
     def _ask_for_throttling(self) -> None:
-        self._asked_s = self._now_s()
-        with contextlib.suppress(DeviceError):  # not told this time; the meter notices a device that is gone
-            self._reasons |= dict.fromkeys(read_state(self.device).throttle_reasons)
+        """One that does not say is asked no more; one that hung held up a step, and what counts begins after it."""
+        if not self._may_ask:
+            return
+        self._asked_s = asked_s = self._now_s()
+        if (state := self.meter.states.ask()) is None:
+            self._may_ask = False
+            if self._now_s() - asked_s > LOOK_PERIOD_S:
+                self.begun_s = self._now_s()
+            return
+        self._reasons |= dict.fromkeys(state.throttle_reasons)
 
     def _evaluate(self) -> tuple[Measurement, NDArray[np.float64]] | None:
         """What is known so far, and how well each settling time explains it; ``None`` while it is nothing."""

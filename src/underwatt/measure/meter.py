@@ -17,7 +17,7 @@ import numpy as np
 
 from underwatt.device.base import HasRecordedPower
 from underwatt.device.timing import answer_within
-from underwatt.errors import MeasureError, SensorError
+from underwatt.errors import DeviceError, MeasureError, SensorError
 from underwatt.measure.steady import SETTLING_WAIT_S
 from underwatt.measure.stuck import StuckWatch
 
@@ -36,6 +36,8 @@ KEEP_S = 3600.0  # nobody looks back further, and a run may last for weeks
 KEEP_BEATS = 1_000_000
 ANSWER_S = 5.0  # a sensor that takes longer to answer hangs
 STATE_S = 3.0  # so does the rest; at the lowest clocks, beside a training, a Nano may need a second
+STATE_AGAIN_S, LONGEST_STATE_AGAIN_S = 5.0, 300.0  # asked again so long after a failure, and longer after each more
+STATE_SAID = 2  # failures in a row that are no moment any more
 STALE_PERIODS, STALE_S = 10, 1.0  # readings older than so many periods and this long are no readings of now
 BRIDGED_PERIODS = 4  # a gap between readings that worked may be this long
 COUNTER_TOLERANCE = 0.25  # between the hardware's energy counter and the readings, over a window
@@ -122,12 +124,19 @@ class Trace:
 class Meter:
     """Use as ``with Meter(device) as meter: … meter.beat()`` after each step."""
 
-    def __init__(self, device: Device, period_s: float = SAMPLE_PERIOD_S, watch: StuckWatch | None = None) -> None:
-        """``watch`` is what another meter of the same device has seen of its sensor so far."""
+    def __init__(
+        self,
+        device: Device,
+        period_s: float = SAMPLE_PERIOD_S,
+        watch: StuckWatch | None = None,
+        states: StateReader | None = None,
+    ) -> None:
+        """``watch`` and ``states``: what another meter of the same device has seen of its sensor and state so far."""
         if period_s <= 0:
             raise MeasureError(f"The sampling period must be positive, not {period_s:g} s.")
         self._device = device
         self._watch = watch or StuckWatch()
+        self.states = states or StateReader(device)  # for all who ask while steps go on
         self._may_stick = not isinstance(device, HasRecordedPower)
         self._period_s = period_s
         self._now_s = device.clock.now_s
@@ -388,6 +397,43 @@ def read_state(device: Device) -> DeviceState:
             f"The state of {device.info.name} could not be read within {STATE_S:g} s.",
             hint="The device hangs; often a restart of the machine helps. Then go on where the training stopped.",
         ) from exc
+
+
+class StateReader:
+    """Asks what a device is doing while a training goes on; one that hangs or fails is asked ever more rarely.
+
+    Each question to a device that hangs holds a step up for seconds, so that all who ask in a run share one of these.
+    """
+
+    def __init__(self, device: Device) -> None:
+        self._device, self._now_s = device, device.clock.now_s
+        self._next_s, self._again_s = -math.inf, STATE_AGAIN_S
+        self._failures = 0  # in a row
+        self._news: tuple[str, str] | None = None
+        self._is_said = False
+
+    def ask(self) -> DeviceState | None:
+        """What it is doing; ``None`` where it does not say, or did not when it was asked not long ago."""
+        if self._now_s() < self._next_s:
+            return None
+        try:
+            state = read_state(self._device)
+        except DeviceError as exc:
+            self._failures += 1
+            self._next_s = self._now_s() + self._again_s  # from now: it may have hung for a while
+            self._again_s = min(2 * self._again_s, LONGEST_STATE_AGAIN_S)
+            if self._failures == STATE_SAID and not self._is_said:
+                self._is_said = True
+                unseen = "Whether it slows itself down is not seen, and it is asked ever more rarely."
+                self._news = "warning", f"{exc.message} {unseen}"
+            return None
+        self._failures, self._again_s = 0, STATE_AGAIN_S
+        return state
+
+    def take_news(self) -> tuple[str, str] | None:
+        """Level and words, once in a run, where it goes on failing and nobody was told yet."""
+        news, self._news = self._news, None
+        return news
 
 
 def measure_idle(device: Device, watch_s: float = IDLE_WATCH_S) -> float:

@@ -6,6 +6,7 @@ way; starting again goes on with what is left.
 
 from __future__ import annotations
 
+import logging
 import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING, Protocol
 from underwatt.csv_tables import parsed, read_rows
 from underwatt.errors import InputError, OutOfMemoryError, StepError, WorkloadError
 from underwatt.measure.measurement import measure
-from underwatt.measure.meter import Meter
+from underwatt.measure.meter import Meter, StateReader
 from underwatt.measure.steady import Settling
 from underwatt.measure.stuck import StuckWatch
 from underwatt.records import KNOBS, Measurement, PowerMode, Setting, Status, lasting
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from underwatt.measure.workload import StepRun, Workload
     from underwatt.records import DeviceInfo, WorkloadInfo
 
+_log = logging.getLogger("underwatt")
 GRID_STEPS = 12
 MAIN_KNOBS = ("gpu_mhz", "power_limit_w", "cpu_mhz")  # the first that may be set makes the grid
 TRIES = 2  # a job that ends or fails by itself is started once more for the same setting
@@ -171,7 +173,7 @@ class Measurer:
     options: MeasureOptions | None = None
 
     def __post_init__(self) -> None:
-        self._settling, self._watch = Settling(), StuckWatch()
+        self._settling, self._watch, self._states = Settling(), StuckWatch(), StateReader(self.session.device)
         self._run: StepRun | None = None
         self._batch_size = 0
 
@@ -179,6 +181,8 @@ class Measurer:
         """One setting; running out of memory and failing are answers too."""
         found = self._measure_with_retry(setting)
         self._try_sensor()
+        if news := self._states.take_news():
+            _log.warning(news[1])
         self.store.add(self.profile_id, [found])
         return found
 
@@ -190,7 +194,7 @@ class Measurer:
                 return Measurement(setting, status=Status.OUT_OF_MEMORY, note=exc.message)
             except StepError as exc:
                 return Measurement(setting, status=Status.FAILED, note=str(exc))
-            found = measure(self.session, run, setting, self.options, self._settling, self._watch)
+            found = measure(self.session, run, setting, self.options, self._settling, self._watch, self._states)
             if found.usable:
                 return found
             self._end_run()  # whatever went wrong, the next setting gets a fresh start

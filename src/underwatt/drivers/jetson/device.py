@@ -84,7 +84,7 @@ class JetsonDevice:
 
     def snapshot(self, mode: PowerMode | None = None) -> Mapping[str, str]:  # noqa: ARG002 - always all of it
         """The text of every file that ``apply`` could change, and the active nvpmodel mode."""
-        return self._board.as_found(self._board.snapshot())
+        return self._board.snapshot()
 
     def restore(self, snapshot: Mapping[str, str]) -> None:
         """Put back what ``snapshot`` found; may be repeated."""
