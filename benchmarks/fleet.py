@@ -1,6 +1,7 @@
 """Unlike boards, each with its own watts, train one model: time to a target, by how the fleet is led.
 
     python benchmarks/fleet.py --json OUT [--boards 6,20] [--seeds 5] [--methods …] [--skews iid,0.5,0.1] [--workers 2]
+                               [--times 10]
 
 Real: the learning (``underwatt.fleet.simulation``: digits, a network whose last layers are trained), and for
 ``underwatt`` all of it, Flower's strategy and messages, the search on each board, pauses. Simulated: the boards and the
@@ -28,7 +29,7 @@ import statistics
 import sys
 import time
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from multiprocessing import get_context
 from pathlib import Path
@@ -97,8 +98,14 @@ def table(kind: str, cost: WorkloadCost) -> dict[int, tuple[np.ndarray, np.ndarr
     return found
 
 
-def plan_of(count: int, skew: str, seed: int, cost: WorkloadCost) -> FleetPlan:
-    """A fleet: of all kinds, with watts and links by chance."""
+def costing(cost: WorkloadCost, times: float) -> WorkloadCost:
+    """The same network with so many times the work a step, in all that takes time: watts stay as they are."""
+    work = ("flops_per_sample", "bytes_per_sample", "bytes_per_step", "kernels_per_step", "load_bytes_per_sample")
+    return replace(cost, **{name: times * getattr(cost, name) for name in work})
+
+
+def plan_of(count: int, skew: str, seed: int, cost: WorkloadCost, times: float = 1.0) -> FleetPlan:
+    """A fleet: of all kinds, with watts and links by chance; what happens on the way so many times later."""
     chance, boards = np.random.default_rng((count, seed)), []
     for at in range(count):
         kind = KINDS[at % len(KINDS)]
@@ -107,17 +114,19 @@ def plan_of(count: int, skew: str, seed: int, cost: WorkloadCost) -> FleetPlan:
         budget = Budget(power_w=budget_w)
         if at == 1:
             lower_w = max(FALLS_TO * budget_w, 1.05 * float(power_w[0]))
-            budget = Budget(schedule=Schedule.of([(0.0, budget_w), (FALLS_S, lower_w)]))
+            budget = Budget(schedule=Schedule.of([(0.0, budget_w), (times * FALLS_S, lower_w)]))
         boards.append(
             BoardPlan(
                 kind=kind,
                 budget=budget,
                 latency_s=float(chance.uniform(0.3, 0.8)),
                 bytes_per_s=float(chance.uniform(2e5, 2e6)),
-                lost_s=LOST_S if at == 2 else math.inf,
+                lost_s=times * LOST_S if at == 2 else math.inf,
             )
         )
-    return FleetPlan(boards=tuple(boards), skew=SKEWS[skew], target=TARGETS[skew], limit_s=LIMIT_S, seed=seed)
+    return FleetPlan(
+        boards=tuple(boards), skew=SKEWS[skew], target=TARGETS[skew], limit_s=times * LIMIT_S, seed=seed
+    )
 
 
 @dataclass
@@ -193,6 +202,7 @@ class Race:
     plan: FleetPlan
     task: Task
     method: str
+    times: float = 1.0
     length_s: float = 0.0
     stop_s: float = math.inf  # also when the target is reached
     boards: list[Board] = field(default_factory=list)
@@ -256,7 +266,8 @@ class Race:
         growth = 1.0 if self.method == "nova" else 0.0
         if self.method == "oracle":
             norms = [math.sqrt(sum(float((part**2).sum()) for part in update)) for update in updates]
-            seen = growth_of(progress, norms)
+            found = growth_of(progress, norms)
+            seen = 1.0 if found is None else found
             growth = self.growth = seen if math.isnan(self.growth) else 0.7 * self.growth + 0.3 * seen
         factors = scales(progress, weight, growth)
         shares = [factor * one / sum(weight) for factor, one in zip(factors, weight, strict=True)]
@@ -292,7 +303,8 @@ class Race:
                 for board, size in zip(asked, made.batch_size, strict=True)
             ], end_s
         if self.method == "nova":
-            return [self.until(board, SIZE, self.now_s + NOVA_S) for board in asked], self.now_s + NOVA_S
+            end_s = self.now_s + self.times * NOVA_S
+            return [self.until(board, SIZE, end_s) for board in asked], end_s
         works = [self.whole(board) for board in asked]
         ends = [min(work.ends_s, self.now_s + HEARTBEAT_S + 5.0) for work in works]
         if self.method in ("wait", "tiers"):
@@ -323,23 +335,23 @@ def outcome(
 # All runs
 
 
-def run(count: int, skew: str, seed: int, method: str) -> dict[str, Any]:
+def run(count: int, skew: str, seed: int, method: str, times: float = 1.0) -> dict[str, Any]:
     """One training by one method."""
     began_s = time.process_time()
     logging.disable(logging.WARNING)
-    task = _tasks[0]
-    plan = plan_of(count, skew, seed, task.cost)
+    task = replace(_tasks[0], cost=costing(_tasks[0].cost, times))
+    plan = plan_of(count, skew, seed, task.cost, times)
     if method == "underwatt":
         found = _underwatt(plan, task)
     elif method == "oracle":
         found, stop_s = {}, math.inf
         for length_s in LENGTHS_S:
-            one = Race(plan, task, method, length_s, stop_s).run()
+            one = Race(plan, task, method, times, length_s, stop_s).run()
             if not found or (one["reached"], -one["time_s"]) > (found["reached"], -found["time_s"]):
                 found = {**one, "length_s": length_s}
                 stop_s = one["time_s"]
     else:
-        found = Race(plan, task, method).run()
+        found = Race(plan, task, method, times).run()
     cpu_s = round(time.process_time() - began_s, 2)
     return {"boards": count, "skew": skew, "seed": seed, "method": method, **found, "cpu_s": cpu_s}
 
@@ -429,11 +441,12 @@ def main() -> None:
     parser.add_argument("--first-seed", type=int, default=0)
     parser.add_argument("--methods", default=",".join(METHODS))
     parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--times", type=float, default=1.0, help="how often a step's work is that of the network")
     add_output(parser)
     options = parser.parse_args()
     task = Task.digits()
     asked = [
-        (int(count), skew, seed, method)
+        (int(count), skew, seed, method, options.times)
         for count in options.boards.split(",")
         for skew in options.skews.split(",")
         for method in options.methods.split(",")

@@ -65,7 +65,7 @@ def row(count: int) -> dict[str, Any]:
         "fronts_s": _median_s(lambda: Fronts.of(fronts, idle_w)),
         "plan_s": _median_s(
             lambda: plan_round(
-                read, limit_w, overhead_s, round_length_s(5, overhead_s, np.full(count, 0.1), searching=False)
+                read, limit_w, overhead_s, round_length_s(FIRST_TIMES, overhead_s, np.full(count, 0.1), searching=False)
             )
         ),
         "site_s": _median_s(divide),

@@ -29,9 +29,14 @@ if TYPE_CHECKING:
 
 # Samples to the target grow as 1 + b / NOISE_BATCH where nothing else is known of them; METHODS compares values.
 NOISE_BATCH = 256.0
-# Chosen with benchmarks/fleet.py --methods oracle, which tries fixed lengths, on seeds 100 and 101: where rounds begin
-# and end, as multiples of what communication takes, and by how much one is longer than the one before it.
-FIRST_TIMES, LAST_TIMES, GROWTH = 1.5, 4.0, 1.03
+# How long boards train, as a multiple of what communication takes. Longer rounds are worth it while updates grow with
+# work nearly as much as the work does; where they hardly grow, boards come to where their own data lead them. Chosen
+# with the oracle of benchmarks/fleet.py, its length led so, on seeds 100 to 105 and with 1 and 10 times the work a step:
+# aims of 0.5 to 0.65, and at most 10 or 20 times.
+FIRST_TIMES, MOST_TIMES = 1.5, 10.0
+AIM, HASTE, MOST_CHANGE = 0.55, 2.0, 1.25
+# Where it is not seen how updates grow (boards that all do alike), a round is so much longer than the one before it.
+UNSEEN_TIMES, UNSEEN_CHANGE = 4.0, 1.03
 # While boards still search, rounds are long enough to measure some settings in each: 4 s and 5 s were slower.
 SEARCH_S = 6.0
 SHORTEST_S = 2.0
@@ -137,8 +142,17 @@ def plan_round(
     )
 
 
-def round_length_s(number: int, overhead_s: Floats, step_s: Floats, *, searching: bool) -> float:
-    """How long a round is: short at first, longer as communication would dominate, never too short for slow boards.
+def next_times(times: float, growth: float | None) -> float:
+    """The multiple of communication to train for, after a round of ``times``, by how updates grow with work."""
+    if growth is None:
+        return max(times, min(times * UNSEEN_CHANGE, UNSEEN_TIMES))
+    change = math.exp(HASTE * (growth - AIM))
+    change = min(max(change, 1.0 / MOST_CHANGE), MOST_CHANGE)
+    return min(max(times * change, FIRST_TIMES), MOST_TIMES)
+
+
+def round_length_s(times: float, overhead_s: Floats, step_s: Floats, *, searching: bool) -> float:
+    """How long a round is: ``times`` as long as communication and that itself, never too short for slow boards.
 
     ``overhead_s`` is what goes to communication on each board, ``step_s`` what a step takes there. While some of the
     boards still search (``searching``), the length suits that.
@@ -146,7 +160,6 @@ def round_length_s(number: int, overhead_s: Floats, step_s: Floats, *, searching
     if not len(overhead_s):
         return SEARCH_S
     usual_s = float(np.quantile(overhead_s, 0.75))
-    times = min(FIRST_TIMES * GROWTH ** max(number - 1, 0), LAST_TIMES)
     slowest_s = float(np.quantile(step_s[np.isfinite(step_s)], 0.9)) if np.any(np.isfinite(step_s)) else 0.0
     length_s = max(SHORTEST_S, usual_s * (1 + times), float(overhead_s.max()) + LEAST_STEPS * slowest_s)
     return max(length_s, SEARCH_S) if searching else length_s
@@ -208,18 +221,20 @@ def course_of(optimizer: object) -> Course:
     )
 
 
-def growth_of(progress: Sequence[float], norms: Sequence[float]) -> float:
+def growth_of(progress: Sequence[float], norms: Sequence[float]) -> float | None:
     """How updates grow with progress, as a power of it, seen from a round: 1 at first, less as boards near an optimum.
+
+    None where too few boards tell, or all have gone equally far.
 
     FedNova takes it for 1. A board that did thousands of steps has come nearly as far as it can, so the first few of
     another, multiplied as if it went on like that, would throw the model far beyond.
     """
     rows = [(math.log(a), math.log(norm)) for a, norm in zip(progress, norms, strict=True) if a > 0 and norm > 0]
     if len(rows) < LEAST_ROWS:
-        return 1.0
+        return None
     logs, sizes = np.array(rows).T - np.mean(rows, axis=0)[:, None]
     spread = float(logs @ logs)
-    return min(max(float(logs @ sizes) / spread, 0.0), 1.0) if spread > LEAST_SPREAD * len(rows) else 1.0
+    return min(max(float(logs @ sizes) / spread, 0.0), 1.0) if spread > LEAST_SPREAD * len(rows) else None
 
 
 def scales(progress: Sequence[float], weights: Sequence[float], growth: float = 1.0) -> list[float]:

@@ -18,7 +18,17 @@ from underwatt._imports import require
 from underwatt.device.timing import SystemClock
 from underwatt.errors import InputError
 from underwatt.fleet.messages import KEY, Report, Work
-from underwatt.fleet.rounds import NOISE_BATCH, Fronts, RoundPlan, growth_of, plan_round, round_length_s, scales
+from underwatt.fleet.rounds import (
+    FIRST_TIMES,
+    NOISE_BATCH,
+    Fronts,
+    RoundPlan,
+    growth_of,
+    next_times,
+    plan_round,
+    round_length_s,
+    scales,
+)
 from underwatt.fleet.sampling import sampled
 
 require("flwr", extra="fleet")
@@ -112,6 +122,7 @@ class FleetStrategy(Strategy):  # type: ignore[misc]
         self.rounds: list[RoundRecord] = []
         self._profiles: dict[str, dict[int, str]] = {}  # by kind of board and workload: of some boards, the newest last
         self.growth: float | None = None  # of updates with progress, as it was seen so far
+        self._times = FIRST_TIMES  # training, against communication
         self._arrays: Any = None
         self._strangers: set[int] = set()  # boards without a floor at a site, of which somebody was told
 
@@ -130,7 +141,7 @@ class FleetStrategy(Strategy):  # type: ignore[misc]
             return []
         nodes = [message.metadata.dst_node_id for message in messages]
         states = [self.boards.setdefault(node, BoardState()) for node in nodes]
-        plan, leases = self._planned(server_round, nodes, states)
+        plan, leases = self._planned(nodes, states)
         made = []
         for at, (message, state) in enumerate(zip(messages, states, strict=True)):
             state.promised = int(plan.steps[at])
@@ -177,7 +188,7 @@ class FleetStrategy(Strategy):  # type: ignore[misc]
         return able
 
     def _planned(
-        self, number: int, nodes: Sequence[int], states: Sequence[BoardState]
+        self, nodes: Sequence[int], states: Sequence[BoardState]
     ) -> tuple[RoundPlan, dict[int, dict[str, float]]]:
         """The plan of a round, and the leases of a site's watts."""
         reports = [state.report for state in states]
@@ -191,7 +202,7 @@ class FleetStrategy(Strategy):  # type: ignore[misc]
         length_s = self.length_s
         if length_s is None:
             searching = sum(not state.searched for state in states) > SEARCHING * len(states)
-            length_s = round_length_s(number, overhead_s, step_s, searching=searching)
+            length_s = round_length_s(self._times, overhead_s, step_s, searching=searching)
         leases: dict[int, dict[str, float]] = {}
         if self.site is not None:
             data = np.array([report.data if report else 1 for report in reports], dtype=float)
@@ -256,12 +267,14 @@ class FleetStrategy(Strategy):  # type: ignore[misc]
             made = [reply for reply, report in read if report is None]
             return self.inner.aggregate_train(server_round, made)  # type: ignore[no-any-return]
         weights = [float(max(report.data, 1)) for _, report in with_work]
+        progress = [report.progress for _, report in with_work]
+        seen = growth_of(progress, [self._norm(reply) for reply, _ in with_work])
+        if seen is not None:
+            self.growth = seen if self.growth is None else REMEMBERED * self.growth + (1 - REMEMBERED) * seen
+        self._times = next_times(self._times, self.growth)
         factors = [1.0] * len(with_work)
         if self.normalise:
-            progress = [report.progress for _, report in with_work]
-            seen = growth_of(progress, [self._norm(reply) for reply, _ in with_work])
-            self.growth = seen if self.growth is None else REMEMBERED * self.growth + (1 - REMEMBERED) * seen
-            factors = scales(progress, weights, self.growth)
+            factors = scales(progress, weights, 1.0 if self.growth is None else self.growth)
         for (reply, _), weight, factor in zip(with_work, weights, factors, strict=True):
             self._scale(reply, weight, factor)
         made = [reply for reply, _ in with_work]
