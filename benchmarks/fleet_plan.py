@@ -20,7 +20,7 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 from _table import Column, add_output, as_table, write
-from underwatt.fleet.rounds import FrontPoint, Fronts, plan_round, round_length_s
+from underwatt.fleet.rounds import FIRST_TIMES, FrontPoint, Fronts, plan_round, round_length_s
 from underwatt.fleet.site import Site
 
 if TYPE_CHECKING:

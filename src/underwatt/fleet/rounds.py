@@ -31,8 +31,8 @@ if TYPE_CHECKING:
 NOISE_BATCH = 256.0
 # How long boards train, as a multiple of what communication takes. Longer rounds are worth it while updates grow with
 # work nearly as much as the work does; where they hardly grow, boards come to where their own data lead them. Chosen
-# with the oracle of benchmarks/fleet.py, its length led so, on seeds 100 to 105 and with 1 and 10 times the work a step:
-# aims of 0.5 to 0.65, and at most 10 or 20 times.
+# with the oracle of benchmarks/fleet.py, its length led so, on seeds 100 to 105 and with 1 and 10 times the work a
+# step: aims of 0.5 to 0.65, and at most 10 or 20 times.
 FIRST_TIMES, MOST_TIMES = 1.5, 10.0
 AIM, HASTE, MOST_CHANGE = 0.55, 2.0, 1.25
 # Where it is not seen how updates grow (boards that all do alike), a round is so much longer than the one before it.
