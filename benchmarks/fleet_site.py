@@ -1,10 +1,16 @@
-"""One source for 20 boards, a solar day in minutes: its watts divided so that rounds are short, against equal shares.
+"""One source for 20 boards, a solar day in minutes: its watts divided as suits the boards, against equal shares.
 
     python benchmarks/fleet_site.py --json OUT [--seeds 3] [--boards 20] [--skew iid] [--loss 0.1] [--workers 2]
+                                    [--times 10]
 
 Boards, network and learning are those of ``fleet.py``; the site's watts rise and fall as the sun does, and a tenth of
 the messages is lost, each way. ``sooner`` is the time to the target with equal shares over that with ours; ``over_pct``
-the most by which the sum over the site was above its watts in any window of 5 s.
+the most by which the sum over the site was above its watts in any window of 5 s. With ``--times 10`` a step costs ten
+times the work, and the day is as much longer.
+
+equal      each board the same watts, a twentieth of the site's, or its floor; what it cannot use is lost
+filled     the same, but what a board cannot use goes to others: whoever divides knows what each can use
+underwatt  as ``Site`` divides, from what the boards report
 """
 
 from __future__ import annotations
@@ -33,11 +39,13 @@ from underwatt.fleet.site import Site
 
 if TYPE_CHECKING:
     from underwatt.fleet.simulation import FleetRecord
+    from underwatt.fleet.site import Rule
 
 WINDOW_S = 5
 DAY_S, STEPS = 240.0, 12
 LEAST_SHARE, MOST_SHARE = 0.25, 0.6  # of the way from all floors to all that the boards could draw
 DELIVERY_S = 3.0
+RULES: dict[str, Rule] = {"equal": "equal", "filled": "filled", "underwatt": "furthest"}
 COLUMNS = (
     Column("boards"),
     Column("seed"),
@@ -50,11 +58,11 @@ COLUMNS = (
 )
 
 
-def run(count: int, skew: str, loss: float, seed: int, method: str) -> dict[str, Any]:
+def run(count: int, skew: str, loss: float, seed: int, method: str, times: float) -> dict[str, Any]:
     """One training of a site."""
     logging.disable(logging.WARNING)
-    task = fleet._tasks[0]
-    plan = replace(fleet.plan_of(count, skew, seed, task.cost), loss=loss, limit_s=fleet.LIMIT_S)
+    task = replace(fleet._tasks[0], cost=fleet.costing(fleet._tasks[0].cost, times))
+    plan = replace(fleet.plan_of(count, skew, seed, task.cost, times), loss=loss)
     boards, floors, mosts = [], {}, []
     for at, one in enumerate(plan.boards):
         power_w, _ = fleet.table(one.kind, task.cost)[fleet.SIZE]
@@ -70,8 +78,8 @@ def run(count: int, skew: str, loss: float, seed: int, method: str) -> dict[str,
     def sun_w(share: float) -> float:
         return low_w + (LEAST_SHARE + (MOST_SHARE - LEAST_SHARE) * math.sin(math.pi * share)) * room_w
 
-    course = Schedule.of([(DAY_S * k / STEPS, sun_w((k + 0.5) / STEPS)) for k in range(STEPS)])
-    site = Site(Budget(schedule=course), floors, delivery_s=DELIVERY_S, equal=method == "equal")
+    course = Schedule.of([(times * DAY_S * k / STEPS, sun_w((k + 0.5) / STEPS)) for k in range(STEPS)])
+    site = Site(Budget(schedule=course), floors, delivery_s=DELIVERY_S, rule=RULES[method])
     record = SimulatedFleet(plan, task).run(site=site)
     over, drawn = judged(record, course)
     reached_s = record.reached_s
@@ -105,13 +113,17 @@ def main() -> None:
     parser.add_argument("--skew", default="iid")
     parser.add_argument("--loss", type=float, default=0.1)
     parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--first-seed", type=int, default=0)
+    parser.add_argument("--methods", default=",".join(RULES))
+    parser.add_argument("--times", type=float, default=1.0, help="how often a step's work is that of the network")
     parser.add_argument("--workers", type=int, default=2)
     add_output(parser)
     options = parser.parse_args()
+    methods = options.methods.split(",")
     asked = [
-        (options.boards, options.skew, options.loss, seed, method)
-        for seed in range(options.seeds)
-        for method in ("equal", "underwatt")
+        (options.boards, options.skew, options.loss, seed, method, options.times)
+        for seed in range(options.first_seed, options.first_seed + options.seeds)
+        for method in methods
     ]
     rows = []
     with ProcessPoolExecutor(options.workers, get_context("spawn"), fleet._begin, (Task.digits(),)) as pool:
@@ -119,10 +131,15 @@ def main() -> None:
             rows.append(done.result())
             told(rows[-1], COLUMNS)
     rows.sort(key=lambda row: (row["seed"], row["method"]))
-    times = {method: [row["time_s"] for row in rows if row["method"] == method] for method in ("equal", "underwatt")}
-    sooner = statistics.geometric_mean(a / b for a, b in zip(times["equal"], times["underwatt"], strict=True))
     print(as_table(rows, COLUMNS))
-    print(f"\n{sooner:.2f} times sooner than equal shares")
+    times = {method: [row["time_s"] for row in rows if row["method"] == method] for method in methods}
+    sooner = {
+        rival: statistics.geometric_mean(a / b for a, b in zip(times[rival], times["underwatt"], strict=True))
+        for rival in methods
+        if rival != "underwatt" and "underwatt" in methods
+    }
+    for rival, ratio in sooner.items():
+        print(f"\n{ratio:.2f} times sooner than {rival} shares")
     write("fleet_site", {"rows": rows, "sooner": sooner}, options)
 
 

@@ -14,6 +14,7 @@ from underwatt.fleet.rounds import FrontPoint, Fronts
 from underwatt.fleet.site import Site, divide
 
 FLOOR_W, IDLE_W = 3.0, 2.0
+RULES = ("furthest", "filled", "equal")
 
 
 def _fronts(count: int, seed: int = 0) -> Fronts:
@@ -25,27 +26,36 @@ def _fronts(count: int, seed: int = 0) -> Fronts:
     return Fronts.of(fronts, [IDLE_W] * count)
 
 
-def _divided(count: int, spare_w: float, *, equal: bool = False, seed: int = 0) -> np.ndarray:
+def _divided(count: int, spare_w: float, *, rule: str = "furthest", seed: int = 0) -> np.ndarray:
     floors = np.full(count, FLOOR_W)
     free, data = np.ones(count, dtype=bool), np.full(count, 100.0)
-    return divide(_fronts(count, seed), floors, np.full(count, 12.0), data, free, spare_w, 256.0, equal=equal)
+    return divide(_fronts(count, seed), floors, np.full(count, 12.0), data, free, spare_w, 256.0, rule=rule)
 
 
 @settings(max_examples=40)
-@given(st.integers(1, 20), st.floats(0, 300), st.booleans(), st.integers(0, 5))
-def test_shares_are_within_the_source_and_each_boards_limits(
-    count: int, spare_w: float, equal: bool, seed: int
-) -> None:
-    granted = _divided(count, spare_w, equal=equal, seed=seed)
+@given(st.integers(1, 20), st.floats(0, 300), st.sampled_from(RULES[:2]), st.integers(0, 5))
+def test_shares_are_within_the_source_and_each_boards_limits(count: int, spare_w: float, rule: str, seed: int) -> None:
+    granted = _divided(count, spare_w, rule=rule, seed=seed)
     assert (granted >= FLOOR_W - 1e-9).all()
     assert (granted <= 12.0 + 1e-9).all()
     assert (granted - FLOOR_W).sum() <= spare_w + 1e-6
 
 
-def test_unequal_shares_let_the_slowest_board_pass_over_its_data_sooner() -> None:
+def test_watts_go_to_where_the_next_one_brings_most_and_to_none_too_many() -> None:
     fronts, data = _fronts(8), 100.0
-    slowest = {equal: fronts.rate_at(_divided(8, 12.0, equal=equal), 256.0).min() / data for equal in (False, True)}
-    assert slowest[False] > 1.2 * slowest[True]
+    passes = {rule: fronts.rate_at(_divided(8, 12.0, rule=rule), 256.0) / data for rule in RULES[:2]}
+    assert np.sqrt(passes["furthest"]).sum() > 1.01 * np.sqrt(passes["filled"]).sum()
+    assert passes["furthest"].min() > 0  # with ever less for the next watt, none is left without any
+    alike = divide(
+        Fronts.of([[FrontPoint(16, 8.0, 0.004, 0.004)]] * 4, [IDLE_W] * 4),
+        np.full(4, FLOOR_W),
+        np.full(4, 12.0),
+        np.full(4, 100.0),
+        np.ones(4, dtype=bool),
+        8.0,
+        256.0,
+    )
+    assert alike == pytest.approx(np.full(4, FLOOR_W + 2.0))
 
 
 @dataclass
@@ -59,11 +69,11 @@ class _Board:
 
 
 @settings(max_examples=20)
-@given(st.integers(0, 10_000), st.floats(0.0, 0.5), st.booleans())
-def test_the_sites_watts_hold_at_every_moment_whatever_is_lost_or_late(seed: int, loss: float, equal: bool) -> None:
+@given(st.integers(0, 10_000), st.floats(0.0, 0.5), st.sampled_from(RULES))
+def test_the_sites_watts_hold_at_every_moment_whatever_is_lost_or_late(seed: int, loss: float, rule: str) -> None:
     chance, count, delivery_s = Random(seed), 6, 3.0
     course = Schedule.of([(0.0, 45.0), (40.0, 24.0), (80.0, 60.0)])
-    site = Site(Budget(schedule=course), dict.fromkeys(range(count), FLOOR_W), delivery_s=delivery_s, equal=equal)
+    site = Site(Budget(schedule=course), dict.fromkeys(range(count), FLOOR_W), delivery_s=delivery_s, rule=rule)
     boards, fronts, now_s = [_Board() for _ in range(count)], _fronts(count, seed), 0.0
     changes: list[tuple[float, int, float, float]] = []  # (when it hears, board, watts, until)
     for _ in range(12):

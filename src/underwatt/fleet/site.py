@@ -3,14 +3,15 @@
 A board draws its floor at most unless it holds a lease, and falls back to it when the lease expires. The site counts a
 lease as drawn from when it is granted until the board's reply, or until the latest moment at which it can still be in
 force: granted, delivered as late as messages may be, and held for its whole length. So the sum of what boards may draw
-never exceeds the site's watts, whatever is lost on the way.
+never exceeds the site's watts, whatever is lost on the way. A board whose reply was lost keeps its lease's watts in the
+next round: they are counted already.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
 import numpy as np
 
@@ -20,9 +21,18 @@ from underwatt.errors import BudgetError, InputError
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from numpy.typing import NDArray
+
     from underwatt.fleet.rounds import Floats, Fronts
 
+    # How watts are divided: so that all boards together get furthest; or, for comparison, equally, and what one cannot
+    # use goes to others (filled) or is lost (equal).
+    Rule: TypeAlias = Literal["furthest", "filled", "equal"]
+
 BISECTIONS = 32
+LEVELS = 16  # of watts between a board's floor and its limit, of which one is chosen
+# What a board's update brings grows with its passes to this power, about as updates grow where rounds end (rounds.AIM).
+GROWTH = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +49,7 @@ class Site:
     ``budget`` may be a schedule, whose seconds are those of the server's clock. ``floor_w`` is what a board draws at
     most without a lease, for all, or by node: then those are there from the start.
     ``delivery_s`` is the longest that a message may be on its way.
-    ``equal=True`` divides equally instead, for comparison.
+    ``rule`` says how watts are divided; the others are there for comparison.
     """
 
     def __init__(
@@ -48,7 +58,7 @@ class Site:
         floor_w: Mapping[int, float] | float,
         *,
         delivery_s: float = 5.0,
-        equal: bool = False,
+        rule: Rule = "furthest",
     ) -> None:
         self._course = Budget.of(budget).course
         if self._course is None:
@@ -59,7 +69,7 @@ class Site:
                     f"The floor of a site's boards must be watts above zero, not {one_w:g}.",
                     hint="Give at least what a board draws while it waits.",
                 )
-        self._floor_w, self._delivery_s, self._equal = floor_w, delivery_s, equal
+        self._floor_w, self._delivery_s, self._rule = floor_w, delivery_s, rule
         self._leases: dict[int, Lease] = {}
         # All that were ever seen or named: one that is silent may still draw its floor.
         self._members: set[int] = set() if isinstance(floor_w, (int, float)) else set(floor_w)
@@ -105,21 +115,46 @@ class Site:
         length_s: float,
         noise_batch: float,
     ) -> tuple[Floats, dict[int, dict[str, float]]]:
-        """Watts for each board for the next ``length_s``, and what to tell it. Boards that hold a lease keep out."""
+        """Watts for each board for the next ``length_s``, and what to tell it.
+
+        A board that holds a lease gets no more than that again; none where the source gives too little by then.
+        """
         lease_s = length_s + self._delivery_s
         drawn = self.drawn_w(now_s, nodes)
         free = np.array([node not in self._leases for node in nodes])
         floors = np.array([self.floor_w(node) for node in nodes])
         until_s = now_s + self._delivery_s + lease_s
-        spare_w = max(self.least_w(now_s, until_s) - math.fsum(drawn.values()), 0.0)
-        most = np.maximum(np.where(free, limit_w, floors), floors)
-        granted = divide(fronts, floors, most, data, free, spare_w, noise_batch, equal=self._equal)
+        least_w = self.least_w(now_s, until_s)
+        spare_w = least_w - math.fsum(drawn.values())
+        most = np.maximum(limit_w, floors)
+        if self._rule == "equal":
+            granted = floors + np.minimum(self._level(least_w, floors), most - floors)
+        else:
+            whole = np.where(free, most, floors)
+            granted = divide(fronts, floors, whole, data, free, max(spare_w, 0.0), noise_batch, rule=self._rule)
+            if spare_w >= 0:
+                held = np.array([drawn[node] for node in nodes])
+                granted = np.where(free, granted, np.minimum(held, most))
         said = {}
-        for node, watts, is_free in zip(nodes, granted.tolist(), free.tolist(), strict=True):
+        for node, watts, is_free, floor_w in zip(nodes, granted.tolist(), free.tolist(), floors.tolist(), strict=True):
             if is_free:
                 self._leases[node] = Lease(watts, until_s)
-            said[node] = {"lease_w": watts, "lease_s": lease_s, "floor_w": self.floor_w(node)}
+            elif watts > floor_w:
+                self._leases[node] = Lease(self._leases[node].power_w, until_s)
+            said[node] = {"lease_w": watts, "lease_s": lease_s, "floor_w": floor_w}
         return granted, said
+
+    def _level(self, least_w: float, floors: Floats) -> Floats:
+        """The same watts for every member but where its floor is higher, above the floors of those asked.
+
+        They depend on the source alone, not on what others hold, so they are safe whatever was granted before.
+        """
+        all_w = np.array([self.floor_w(node) for node in self._members])
+        low_w, high_w = 0.0, max(least_w, 0.0)
+        for _ in range(BISECTIONS):
+            middle_w = (low_w + high_w) / 2
+            low_w, high_w = (middle_w, high_w) if np.maximum(all_w, middle_w).sum() <= least_w else (low_w, middle_w)
+        return np.maximum(low_w - floors, 0.0)
 
 
 def divide(
@@ -131,42 +166,54 @@ def divide(
     spare_w: float,
     noise_batch: float,
     *,
-    equal: bool = False,
+    rule: Rule = "furthest",
 ) -> Floats:
     """Watts for each board: above their floors they sum up to ``spare_w`` at most, and none is above its own limit.
 
-    Boards that are known get what has them pass over their data in the same time, the shortest for which the watts
-    suffice; one that cannot go faster gets what it can use. Those of which nothing is known share equally.
+    Boards that are known get what brings all of them together furthest, where what one brings grows with its passes
+    over its data to the power of ``GROWTH``: more for those that do much with a watt, but ever less for the next one.
+    Those of which nothing is known share equally, and so is divided what the others cannot use.
     """
     known = np.isfinite(fronts.power_w).any(axis=1) & (free > 0)
     unknown = (free > 0) & ~known
     count = max(int((free > 0).sum()), 1)
     granted = floor_w.astype(float).copy()
-    if equal or not known.any():
+    if rule != "furthest" or not known.any():
         return np.asarray(granted + _equally(np.where(free > 0, most_w - floor_w, 0.0), spare_w))
     shared_w = spare_w * unknown.sum() / count
     granted += _equally(np.where(unknown, most_w - floor_w, 0.0), shared_w)
     left_w = spare_w - float((granted - floor_w)[unknown].sum())
-    top = fronts.rate_at(most_w, noise_batch)
-
-    def wanted(pass_s: float) -> Floats:
-        rate = np.minimum(data / pass_s, top)
-        watts = np.clip(fronts.watts_for(rate, noise_batch), floor_w, most_w)
-        return np.where(known, np.where(np.isfinite(watts), watts, most_w), floor_w)
-
-    low_s, high_s = 1e-6, 1e9
-    for _ in range(BISECTIONS):
-        middle_s = math.sqrt(low_s * high_s)
-        if float((wanted(middle_s) - floor_w).sum()) <= left_w:
-            high_s = middle_s
-        else:
-            low_s = middle_s
-    found = wanted(high_s)
-    if float((found - floor_w).sum()) > left_w:  # nothing suffices: floors alone
-        found = floor_w
-    granted = np.where(known, found, granted)
+    granted = np.where(known, _furthest(fronts, floor_w, most_w, data, known, left_w, noise_batch), granted)
     rest_w = spare_w - float((granted - floor_w).sum())
     return np.asarray(granted + _equally(np.where(free > 0, most_w - granted, 0.0), max(rest_w, 0.0)))
+
+
+def _furthest(
+    fronts: Fronts,
+    floor_w: Floats,
+    most_w: Floats,
+    data: Floats,
+    known: NDArray[np.bool_],
+    spare_w: float,
+    noise_batch: float,
+) -> Floats:
+    """Watts of which the next one brings the same on every board, as levels; with ``spare_w`` at most above floors."""
+    top_w = np.nan_to_num(fronts.power_w, nan=0.0).max(axis=1)
+    room_w = np.where(known, np.clip(top_w, floor_w, most_w) - floor_w, 0.0)
+    extra_w = room_w[:, None] * np.linspace(0.0, 1.0, LEVELS + 1)
+    rates = np.stack([fronts.rate_at(floor_w + extra_w[:, k], noise_batch) for k in range(LEVELS + 1)], axis=1)
+    brought = data[:, None] ** (1 - GROWTH) * rates**GROWTH
+    rows = np.arange(len(fronts))
+
+    def chosen(price: float) -> Floats:
+        return np.asarray(extra_w[rows, (brought - price * extra_w).argmax(axis=1)])
+
+    low, high = 1e-9, 1e9
+    for _ in range(2 * BISECTIONS):
+        middle = math.sqrt(low * high)
+        low, high = (low, middle) if float(chosen(middle).sum()) <= spare_w else (middle, high)
+    found = chosen(high)
+    return floor_w + (found if float(found.sum()) <= spare_w else 0.0)
 
 
 def _equally(room_w: Floats, spare_w: float) -> Floats:

@@ -54,6 +54,7 @@ SAME_LEVEL = 0.03  # budgets this close to each other need no search of their ow
 # Where nothing is known of a board's link yet: what is planned with, and how long it is waited for.
 FIRST_OVERHEAD_S, FIRST_WAIT_S = 1.0, 180.0
 MOST_REFERENCES, MOST_OF_A_KIND = 8, 3
+SILENT = 2  # rounds in a row, after which a board gets no more than its floor of a site's watts
 SEARCHING = 0.1  # of the boards; where fewer still search, rounds are not made longer for them
 # Of those made from FedAvg: trees are no weights, and QFedAvg takes the length of an update for something else.
 NOT_UPDATES = {"FedXgbBagging", "FedXgbCyclic", "QFedAvg"}
@@ -205,6 +206,8 @@ class FleetStrategy(Strategy):  # type: ignore[misc]
             length_s = round_length_s(self._times, overhead_s, step_s, searching=searching)
         leases: dict[int, dict[str, float]] = {}
         if self.site is not None:
+            # The watts of one that was silent twice are better used by others; once, its reply may have been lost.
+            limit_w = np.where([state.missed >= SILENT for state in states], 0.0, limit_w)
             data = np.array([report.data if report else 1 for report in reports], dtype=float)
             limit_w, leases = self.site.grant(
                 self.clock.now_s(), nodes, fronts, limit_w, data, length_s + self._late_s(length_s), self.noise_batch
