@@ -1,12 +1,12 @@
 """One source for 20 boards, a solar day in minutes: its watts divided as suits the boards, against equal shares.
 
     python benchmarks/fleet_site.py --json OUT [--seeds 3] [--boards 20] [--skew iid] [--loss 0.1] [--workers 2]
-                                    [--times 10]
+                                    [--times 10 --stop]
 
 Boards, network and learning are those of ``fleet.py``; the site's watts rise and fall as the sun does, and a tenth of
 the messages is lost, each way. ``sooner`` is the time to the target with equal shares over that with ours; ``over_pct``
 the most by which the sum over the site was above its watts in any window of 5 s. With ``--times 10`` a step costs ten
-times the work, and the day is as much longer.
+times the work, and the day is as much longer; ``--stop`` ends each run at its target.
 
 equal      each board the same watts, a twentieth of the site's, or its floor; what it cannot use is lost
 filled     the same, but what a board cannot use goes to others: whoever divides knows what each can use
@@ -58,7 +58,7 @@ COLUMNS = (
 )
 
 
-def run(count: int, skew: str, loss: float, seed: int, method: str, times: float) -> dict[str, Any]:
+def run(count: int, skew: str, loss: float, seed: int, method: str, times: float, *, stops: bool) -> dict[str, Any]:
     """One training of a site."""
     logging.disable(logging.WARNING)
     task = replace(fleet._tasks[0], cost=fleet.costing(fleet._tasks[0].cost, times))
@@ -80,7 +80,7 @@ def run(count: int, skew: str, loss: float, seed: int, method: str, times: float
 
     course = Schedule.of([(times * DAY_S * k / STEPS, sun_w((k + 0.5) / STEPS)) for k in range(STEPS)])
     site = Site(Budget(schedule=course), floors, delivery_s=DELIVERY_S, rule=RULES[method])
-    record = SimulatedFleet(plan, task).run(site=site)
+    record = SimulatedFleet(plan, task).run(site=site, stop_at_target=stops)
     over, drawn = judged(record, course)
     reached_s = record.reached_s
     return {
@@ -116,6 +116,7 @@ def main() -> None:
     parser.add_argument("--first-seed", type=int, default=0)
     parser.add_argument("--methods", default=",".join(RULES))
     parser.add_argument("--times", type=float, default=1.0, help="how often a step's work is that of the network")
+    parser.add_argument("--stop", action="store_true", help="end each run where the target is reached")
     parser.add_argument("--workers", type=int, default=2)
     add_output(parser)
     options = parser.parse_args()
@@ -127,7 +128,7 @@ def main() -> None:
     ]
     rows = []
     with ProcessPoolExecutor(options.workers, get_context("spawn"), fleet._begin, (Task.digits(),)) as pool:
-        for done in as_completed([pool.submit(run, *one) for one in asked]):
+        for done in as_completed([pool.submit(run, *one, stops=options.stop) for one in asked]):
             rows.append(done.result())
             told(rows[-1], COLUMNS)
     rows.sort(key=lambda row: (row["seed"], row["method"]))

@@ -9,11 +9,16 @@ from hypothesis import given, strategies as st
 
 from underwatt.errors import InputError
 from underwatt.fleet.rounds import (
+    AIM,
+    FIRST_TIMES,
+    MOST_CHANGE,
+    MOST_TIMES,
     Course,
     FrontPoint,
     Fronts,
     course_of,
     growth_of,
+    next_times,
     plan_round,
     round_length_s,
     scales,
@@ -62,8 +67,8 @@ def test_growth_is_found_in_updates_that_follow_a_power() -> None:
     for power in (0.0, 0.4, 1.0):
         assert growth_of(progress, [2.0 * a**power for a in progress]) == pytest.approx(power, abs=1e-9)
     assert growth_of(progress, [a**-0.5 for a in progress]) == 0  # more work never counts as less
-    assert growth_of([2.0, 2.0, 2.0], [1.0, 5.0, 3.0]) == 1  # nothing to see it from
-    assert growth_of([1.0, 8.0], [1.0, 1.0]) == 1
+    assert growth_of([2.0, 2.0, 2.0], [1.0, 5.0, 3.0]) is None  # nothing to see it from
+    assert growth_of([1.0, 8.0], [1.0, 1.0]) is None
 
 
 @given(
@@ -108,20 +113,31 @@ def test_less_watts_are_less_work_and_a_short_round_smaller_batches() -> None:
     assert plan_round(fronts, np.array([4.0]), np.zeros(1), 1.5, noise_batch=1e9).batch_size[0] == 8
 
 
-def test_watts_for_a_rate_are_those_at_which_it_is_reached() -> None:
-    fronts = Fronts.of([_front((8, 4.0, 0.01), (32, 9.0, 0.004)), _front((16, 6.0, 0.005))], [1.5, 2.0])
-    for watts in (2.5, 4.0, 6.0):
-        limit_w = np.array([watts, watts])
-        rate = fronts.rate_at(limit_w, 256.0)
-        assert (fronts.watts_for(rate, 256.0) <= limit_w + 1e-9).all()
-        assert (fronts.rate_at(fronts.watts_for(rate, 256.0) + 1e-9, 256.0) >= rate * (1 - 1e-6)).all()
-    assert np.isinf(fronts.watts_for(np.array([1e9, 1e9]), 256.0)).all()
+def test_a_step_that_draws_much_of_a_window_is_not_evened_out_by_pauses() -> None:
+    fronts = Fronts.of([_front((8, 8.0, 0.001)), _front((8, 8.0, 0.5))], [1.0, 1.0])
+    assert (fronts.rate_at(np.array([8.0, 8.0]), 256.0) > 0).all()
+    rates = fronts.rate_at(np.array([4.0, 4.0]), 256.0)
+    assert rates[0] > 0 == rates[1]
 
 
 def test_rounds_grow_with_communication_and_never_shorter_than_the_slowest_steps() -> None:
     overhead_s, step_s = np.array([1.0, 2.0]), np.array([0.1, math.nan])
-    lengths = [round_length_s(number, overhead_s, step_s, searching=False) for number in (1, 10, 100)]
+    lengths = [round_length_s(times, overhead_s, step_s, searching=False) for times in (1.5, 3.0, 10.0)]
     assert lengths == sorted(lengths)
     assert lengths[-1] > lengths[0] > 2.0
-    assert round_length_s(1, 3 * overhead_s, step_s, searching=False) > lengths[0]
-    assert round_length_s(1, overhead_s, np.array([30.0, 30.0]), searching=False) >= 60.0
+    assert round_length_s(1.5, 3 * overhead_s, step_s, searching=False) > lengths[0]
+    assert round_length_s(1.5, overhead_s, np.array([30.0, 30.0]), searching=False) >= 60.0
+
+
+def test_rounds_are_longer_while_updates_grow_with_work_and_shorter_where_they_hardly_do() -> None:
+    def after(rounds: int, growth: float | None, times: float = FIRST_TIMES) -> float:
+        for _ in range(rounds):
+            times = next_times(times, growth)
+        return times
+
+    assert after(1, 1.0) == FIRST_TIMES * MOST_CHANGE
+    assert after(100, 1.0) == MOST_TIMES
+    assert after(100, 0.2, MOST_TIMES) == FIRST_TIMES
+    assert after(10, AIM, 4.0) == pytest.approx(4.0)
+    assert FIRST_TIMES < after(5, None) < after(100, None) < MOST_TIMES  # not seen: slowly, and not so far
+    assert after(1, None, MOST_TIMES) == MOST_TIMES

@@ -150,6 +150,25 @@ def test_a_round_too_short_for_anything_is_a_step(task: Task) -> None:
     assert local.report.steps == 1
 
 
+def test_a_lease_too_small_for_any_step_ends_a_round_and_no_training(task: Task) -> None:
+    work = ("flops_per_sample", "bytes_per_sample", "bytes_per_step", "kernels_per_step", "load_bytes_per_sample")
+    cost = replace(task.cost, **{name: 60 * getattr(task.cost, name) for name in work})  # steps of seconds
+    device = SimulatedFleet(_plan(("nano", "7W")), task).devices[0]
+    context = Context(0, 1, {}, RecordDict(), {})
+    reports = []
+    for lease_w in (6.0, 1.7):
+        given = Work(train_s=40.0, lease_w=lease_w, lease_s=50.0, floor_w=1.6)
+        message = Message(RecordDict({KEY: ConfigRecord(given.as_record())}), 1, "train")
+        with fleet_round(context, message, device=device, budget="7W", cost=cost) as local:
+            for size in local.sizes(data=400):
+                local.step(0.1 * size)
+        reports.append(local.report)
+        device.clock.advance(1.0)
+    assert reports[0].steps > 4
+    assert reports[1].steps <= 4  # of the one setting that is measured first
+    assert not reports[1].spent
+
+
 def test_boards_of_one_kind_share_what_they_measure_while_they_search(task: Task) -> None:
     alone = SimulatedFleet(_plan(("nano", "3.2W"), ("tx2", "8W"), limit_s=14.0), task).run()
     together = SimulatedFleet(_plan(("nano", "3.2W"), ("nano", "3.6W"), ("nano", "4W"), limit_s=14.0), task).run()

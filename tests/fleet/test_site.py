@@ -43,7 +43,7 @@ def test_shares_are_within_the_source_and_each_boards_limits(count: int, spare_w
 
 def test_watts_go_to_where_the_next_one_brings_most_and_to_none_too_many() -> None:
     fronts, data = _fronts(8), 100.0
-    passes = {rule: fronts.rate_at(_divided(8, 12.0, rule=rule), 256.0) / data for rule in RULES[:2]}
+    passes = {rule: fronts.rate_at(_divided(8, 24.0, rule=rule), 256.0) / data for rule in RULES[:2]}
     assert np.sqrt(passes["furthest"]).sum() > 1.01 * np.sqrt(passes["filled"]).sum()
     assert passes["furthest"].min() > 0  # with ever less for the next watt, none is left without any
     alike = divide(

@@ -19,10 +19,11 @@ device back. What was learned is kept in the node's state between rounds, and in
 from __future__ import annotations
 
 import contextlib
+import logging
 import math
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
@@ -36,7 +37,7 @@ from underwatt.device.base import SimulatesLoad
 from underwatt.device.registry import open_device
 from underwatt.errors import BudgetError, InputError
 from underwatt.events import Measured
-from underwatt.fleet.messages import KEY, Report, Work, front_of, of_kin, profile_text, read_profile
+from underwatt.fleet.messages import KEY, NodeState, Report, Work, front_of, of_kin, profile_text, read_profile
 from underwatt.fleet.rounds import NOISE_BATCH, Course, course_of
 from underwatt.jobs.data import fillable
 from underwatt.jobs.identity import loop_info
@@ -55,6 +56,9 @@ if TYPE_CHECKING:
     from underwatt.events import Event
     from underwatt.records import Measurement, WorkloadCost
 
+    _Begins = TypeVar("_Begins", "Pilot", "Tuner")
+
+_log = logging.getLogger("underwatt.fleet")
 # A round is short and begins with a leap of watts: a setting is measured as well as serves to choose, not until the
 # sensor shows nothing else, and for a small gain of one board among many the others' time is not worth it.
 IN_ROUNDS = ControlOptions(
@@ -138,21 +142,6 @@ def batches(loader: Any, optimizer: Any) -> Iterator[Any]:
     return local.batches(loader, optimizer)
 
 
-class _State:
-    """What a node remembers between the rounds of a run: its measurements, what waiting draws, and what was drawn."""
-
-    def __init__(self, records: Any) -> None:
-        self._records = records
-
-    @property
-    def values(self) -> dict[str, Any]:
-        return dict(self._records[KEY]) if KEY in self._records else {}
-
-    def keep(self, **values: Any) -> None:
-        """Beside what was kept before."""
-        self._records[KEY] = require("flwr.app", extra="fleet").ConfigRecord({**self.values, **values})
-
-
 class Local:
     """The steps of one round on one board; made by ``round``."""
 
@@ -167,7 +156,7 @@ class Local:
         place = options.device or str(node.get("device", ""))
         self.device = open_device(place) if isinstance(place, str) else place
         self.work = Work.read(dict(message.content[KEY])) if KEY in message.content else Work()
-        self._options, self._state, self._clock = options, _State(context.state), self.device.clock
+        self._options, self._state, self._clock = options, NodeState(context.state), self.device.clock
         # A node that has heard of a site holds its floor without a lease, whatever a message says or leaves out.
         self._floor_w = self.work.floor_w or float(self._state.values.get("floor-w", 0.0))
         self._state.keep(**{"floor-w": self._floor_w})
@@ -187,6 +176,7 @@ class Local:
         self._drawn_j = float(self._state.values.get("energy-j", 0.0))  # in earlier rounds and evaluations
         self._step_j, self._last_j = float(self._state.values.get("step-j", 0.0)), 0.0
         self._pilot: Pilot | None = None
+        self._starved = False
         self._tuner: Tuner | None = None
         self.report: Report | None = None  # once the round is over
 
@@ -231,8 +221,8 @@ class Local:
         swallowed = self._stack.__exit__(*error)
         if pilot is not None and error[0] is None and pilot.steps:
             self._sum_up(pilot, trained_s, searched=phase is Phase.HOLDING and not self._now)
-        elif error[0] is None and self.is_spent:
-            self.report = Report.without_work(self._clock.now_s() - self._begun_s, self.energy_j)
+        elif error[0] is None and (self.is_spent or self._starved):
+            self.report = Report.without_work(trained_s, self.energy_j, spent=self.is_spent)
         if pilot is not None:
             self._state.keep(**{"energy-j": self._drawn_j + self.energy_j, "step-j": self._step_j})
         return swallowed
@@ -286,7 +276,7 @@ class Local:
         A first one is, however late it is: a board without any has nothing to report, and would be asked in vain again.
         One without the joules for it says so, and is asked no more.
         """
-        if self.is_spent:
+        if self.is_spent or self._starved:
             return False
         ends_s = min(self._begun_s + (self.work.train_s or math.inf), self._deadline_s)
         return not self._step_s or self._clock.now_s() + self._step_s <= ends_s
@@ -309,8 +299,9 @@ class Local:
             self._course = course_of(optimizer)
             self._data, self._workload = len(loader.sampler), loop_info(self._options.name, optimizer)
             rate = RateFollower(optimizer, self._options.lr_batch_size or loader.batch_size)
-            self._tuner = self._stack.enter_context(Tuner(self._make_pilot(), [rate], contextlib.ExitStack()))
-            self._recall_lag()
+            self._tuner = self._begun(Tuner(self._make_pilot(), [rate], contextlib.ExitStack()))
+            if self._tuner is None:
+                return
             rate.follow(loader.batch_size)
             # After the follower's own, so that it sees the rate that a step is made with.
             self._stack.callback(optimizer.register_step_pre_hook(self._hear_step).remove)
@@ -328,7 +319,8 @@ class Local:
         while True:
             for batch in batches:
                 yield batch
-                tuner.step()
+                with self._as_leased():
+                    tuner.step()
                 self._stepped()
                 if not self.goes_on():
                     return
@@ -341,8 +333,9 @@ class Local:
         ``momentum`` is that of the loop's own SGD, and ``data`` how many samples the board holds.
         """
         self._course, self._data = Course(momentum), data
-        pilot = self._stack.enter_context(self._make_pilot())
-        self._recall_lag()
+        pilot = self._begun(self._make_pilot())
+        if pilot is None:
+            return
         self._last_s, self._last_j = self._clock.now_s(), self.energy_j
         while self.goes_on():
             self._size = pilot.batch_size
@@ -354,7 +347,8 @@ class Local:
         assert self._pilot is not None, "a step belongs to a loop over sizes"
         assert self._course is not None
         self._course.step(lr)
-        self._pilot.stepped(self._size)
+        with self._as_leased():
+            self._pilot.stepped(self._size)
         self._stepped()
 
     @contextlib.contextmanager
@@ -402,9 +396,8 @@ class Local:
         self._step_j = took_j if not self._step_j else REMEMBERED * self._step_j + (1 - REMEMBERED) * took_j
 
     def _hear_step(self, optimizer: Any, *_: Any) -> None:
-        rates = [group["lr"] for group in optimizer.param_groups]
         assert self._course is not None
-        self._course.step(math.fsum(rates) / len(rates))
+        self._course.step(math.fsum(group["lr"] for group in optimizer.param_groups) / len(optimizer.param_groups))
 
     def _hear(self, event: Event) -> None:
         if isinstance(event, Measured):
@@ -436,6 +429,24 @@ class Local:
             idle_w=self._state.values.get("idle-w"),
         )
         return self._pilot
+
+    def _begun(self, begins: _Begins) -> _Begins | None:
+        """What trains, begun; ``None`` where a site's lease is too little for any step."""
+        with self._as_leased():
+            self._stack.enter_context(begins)
+            self._recall_lag()
+        return None if self._starved else begins
+
+    @contextlib.contextmanager
+    def _as_leased(self) -> Iterator[None]:
+        """Where a site's lease is too little for any setting, the round ends early, and with what was done."""
+        try:
+            yield
+        except BudgetError as exc:
+            if not self._floor_w:
+                raise
+            _log.warning("%s This round ends early.", exc.message)
+            self._starved = True
 
     def _recall_lag(self) -> None:
         """How the sensor lags was learned in earlier rounds; else each would begin with seconds that tell of it."""
@@ -471,8 +482,7 @@ class Local:
 
         Joules and a deadline are for all rounds and not for this one: nobody knows how many there are to be.
         """
-        simulated, work = self.device.info.simulated, self.work
-        day_s = self._clock.now_s() if simulated else now_on_the_wall_s()
+        day_s = self._clock.now_s() if self.device.info.simulated else now_on_the_wall_s()
         course = self._budget.course
         if course is not None and course.period_s is None and len(course.levels_w) > 1:
             # Such a schedule counts from the node's first round, and each round from its own start.
@@ -483,12 +493,7 @@ class Local:
             course = course.starting_at(day_s % course.period_s if course.period_s else 0.0)
         self._own = course
         if self._floor_w:
-            lease_s = max(work.lease_s - (self._clock.now_s() - self._begun_s), 0.0)
-            steps = []
-            for begin_s, end_s, most_w in ((0.0, lease_s, work.lease_w), (lease_s, lease_s + DAY_S, self._floor_w)):
-                pieces = course.pieces(begin_s, end_s) if course else [(begin_s, end_s, math.inf)]
-                steps += [(from_s, min(level_w, most_w)) for from_s, to_s, level_w in pieces if to_s > from_s]
-            course = Schedule.of(steps)
+            course = self.work.leased(course, self._clock.now_s() - self._begun_s, self._floor_w)
         if course is None:
             return LiveBudget(Budget(energy_j=ENDLESS_J))
         return LiveBudget(replace(self._budget, power_w=None, energy_j=None, deadline_s=None, schedule=course))

@@ -8,6 +8,8 @@ import math
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any
 
+from underwatt._imports import require
+from underwatt.budget import DAY_S, Schedule
 from underwatt.errors import InputError
 from underwatt.fleet.rounds import FrontPoint
 from underwatt.records import Measurement, Profile, from_json, lasting, to_json
@@ -49,6 +51,15 @@ class Work:
         """From a ``ConfigRecord``; what it does not say is left open."""
         return from_json(cls, _plain(record))
 
+    def leased(self, course: Schedule | None, since_s: float, floor_w: float) -> Schedule:
+        """A course of watts from now on, but no more than the lease, heard of so long ago, and then than the floor."""
+        lease_s = max(self.lease_s - since_s, 0.0)
+        steps = []
+        for begin_s, end_s, most_w in ((0.0, lease_s, self.lease_w), (lease_s, lease_s + DAY_S, floor_w)):
+            pieces = course.pieces(begin_s, end_s) if course else [(begin_s, end_s, math.inf)]
+            steps += [(from_s, min(level_w, most_w)) for from_s, to_s, level_w in pieces if to_s > from_s]
+        return Schedule.of(steps)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
@@ -77,8 +88,8 @@ class Report:
     profile: str = ""  # as JSON, where the board shares it
 
     @classmethod
-    def without_work(cls, busy_s: float, energy_j: float) -> Self:
-        """Of a board that has nothing left to work with."""
+    def without_work(cls, busy_s: float, energy_j: float, *, spent: bool) -> Self:
+        """Of a board that has nothing left to work with, or too few watts in this round."""
         return cls(
             steps=0,
             samples=0,
@@ -89,7 +100,7 @@ class Report:
             energy_j=energy_j,
             power_w=0.0,
             budget_w=math.inf,
-            spent=True,
+            spent=spent,
         )
 
     @property
@@ -122,6 +133,22 @@ class Report:
         if any(not high >= low > 0 for low, high in zip(report.front_s, report.front_s_high, strict=True)):
             raise InputError("A board reported a front whose upper bound lies below it.")
         return report if not report.profile or read_references([report.profile]) else replace(report, profile="")
+
+
+class NodeState:
+    """What a node remembers between the rounds of a run: its measurements, what waiting draws, and what was drawn."""
+
+    def __init__(self, records: Any) -> None:
+        self._records = records
+
+    @property
+    def values(self) -> dict[str, Any]:
+        """All of it."""
+        return dict(self._records[KEY]) if KEY in self._records else {}
+
+    def keep(self, **values: Any) -> None:
+        """Beside what was kept before."""
+        self._records[KEY] = require("flwr.app", extra="fleet").ConfigRecord({**self.values, **values})
 
 
 def _record(value: Any) -> dict[str, Any]:

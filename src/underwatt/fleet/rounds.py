@@ -4,7 +4,7 @@ A board reports its *front*: how long a sample takes at some batch sizes and wat
 of a board is known here. All boards are planned at once, as arrays, so that ten thousand take no longer than a message.
 
 Below the watts of a measured point a board pauses between steps: its rate falls in proportion to the watts above those
-of waiting. That is what ``Fronts.rate_at`` and ``Fronts.watts_for`` say, one the inverse of the other.
+of waiting. That is what ``Fronts.rate_at`` says.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from underwatt.errors import InputError
+from underwatt.planning.problem import DEFAULT_WINDOW_S, LARGEST_SWING, LEAST_BUSY
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -83,24 +84,21 @@ class Fronts:
         return 1.0 / (self.sample_s_high * (1.0 + self.batch_size / noise_batch))
 
     def busy_share(self, limit_w: Floats) -> Floats:
-        """Which share of the time each point may run where so many watts are allowed; the rest are pauses."""
+        """Which share of the time each point may run where so many watts are allowed; the rest are pauses.
+
+        As on a board, there is none where one step draws so much that pauses leave no steady mean.
+        """
         limit, idle = limit_w[:, None], self.idle_w[:, None]
         with np.errstate(invalid="ignore", divide="ignore"):
             share = (limit - idle) / np.maximum(self.power_w - idle, 1e-9)
+            swing_s = (self.power_w / limit - 1.0) * self.batch_size * self.sample_s_high
+            share = np.where((swing_s <= LARGEST_SWING * DEFAULT_WINDOW_S) & (share >= LEAST_BUSY), share, 0.0)
         return np.clip(np.where(self.power_w <= limit, 1.0, share), 0.0, 1.0)
 
     def rate_at(self, limit_w: Floats, noise_batch: float) -> Floats:
         """The best goodput of each board within its watts; zero where nothing is known."""
         rates = self.goodput(noise_batch) * self.busy_share(limit_w)
         return np.asarray(np.nan_to_num(rates, nan=0.0).max(axis=1))
-
-    def watts_for(self, rate: Floats, noise_batch: float) -> Floats:
-        """The least watts at which each board reaches a goodput; inf where none does."""
-        goodput, idle = self.goodput(noise_batch), self.idle_w[:, None]
-        wanted = np.asarray(rate)[:, None]
-        with np.errstate(invalid="ignore"):
-            watts = np.where(goodput >= wanted * (1 - 1e-9), idle + (self.power_w - idle) * wanted / goodput, np.inf)
-        return np.asarray(np.nan_to_num(watts, nan=np.inf, posinf=np.inf).min(axis=1))
 
 
 @dataclass(frozen=True, slots=True)

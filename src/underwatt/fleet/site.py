@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     Rule: TypeAlias = Literal["furthest", "filled", "equal"]
 
 BISECTIONS = 32
-LEVELS = 16  # of watts between a board's floor and its limit, of which one is chosen
+MARGIN = 1.03  # on what a setting draws, so that the board finds that it fits
 # What a board's update brings grows with its passes to this power, about as updates grow where rounds end (rounds.AIM).
 GROWTH = 0.5
 
@@ -197,11 +197,11 @@ def _furthest(
     spare_w: float,
     noise_batch: float,
 ) -> Floats:
-    """Watts of which the next one brings the same on every board, as levels; with ``spare_w`` at most above floors."""
-    top_w = np.nan_to_num(fronts.power_w, nan=0.0).max(axis=1)
-    room_w = np.where(known, np.clip(top_w, floor_w, most_w) - floor_w, 0.0)
-    extra_w = room_w[:, None] * np.linspace(0.0, 1.0, LEVELS + 1)
-    rates = np.stack([fronts.rate_at(floor_w + extra_w[:, k], noise_batch) for k in range(LEVELS + 1)], axis=1)
+    """Watts of which the next one brings the same on every board, as measured; ``spare_w`` at most above floors."""
+    points_w = np.clip(np.nan_to_num(MARGIN * fronts.power_w, nan=0.0), floor_w[:, None], most_w[:, None])
+    levels_w = np.where(known[:, None], np.column_stack([floor_w, points_w]), floor_w[:, None])
+    extra_w = levels_w - floor_w[:, None]
+    rates = np.stack([fronts.rate_at(levels_w[:, k], noise_batch) for k in range(levels_w.shape[1])], axis=1)
     brought = data[:, None] ** (1 - GROWTH) * rates**GROWTH
     rows = np.arange(len(fronts))
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import math
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -38,7 +38,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, Re
 from flwr.serverapp.strategy import FedAvg, Result, Strategy  # noqa: E402
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from flwr.serverapp import Grid
 
@@ -144,7 +144,10 @@ class FleetStrategy(Strategy):  # type: ignore[misc]
         states = [self.boards.setdefault(node, BoardState()) for node in nodes]
         plan, leases = self._planned(nodes, states)
         made = []
+        useless = self._without_watts(nodes, states, leases)
         for at, (message, state) in enumerate(zip(messages, states, strict=True)):
+            if nodes[at] in useless:
+                continue
             state.promised = int(plan.steps[at])
             work = Work(
                 number=server_round,
@@ -213,6 +216,25 @@ class FleetStrategy(Strategy):  # type: ignore[misc]
                 self.clock.now_s(), nodes, fronts, limit_w, data, length_s + self._late_s(length_s), self.noise_batch
             )
         return plan_round(fronts, limit_w, overhead_s, length_s, self.noise_batch), leases
+
+    @staticmethod
+    def _without_watts(
+        nodes: Sequence[int], states: Sequence[BoardState], leases: Mapping[int, Mapping[str, float]]
+    ) -> set[int]:
+        """Boards whose share of a site is their floor: not asked now, and later as if nothing was known of them.
+
+        One that was silent is asked, since it would not be heard of again.
+        """
+        found = {
+            node: state
+            for node, state in zip(nodes, states, strict=True)
+            if node in leases and leases[node]["lease_w"] <= leases[node]["floor_w"] and not state.missed
+        }
+        if len(found) == len(nodes):
+            return set()
+        for state in found.values():
+            state.report = state.report and _unknown(state.report)
+        return set(found)
 
     def _usual_overhead_s(self, state: BoardState) -> float:
         """What a board's rounds take beside training; of one that is new, what they take on others."""
@@ -414,6 +436,9 @@ class FleetStrategy(Strategy):  # type: ignore[misc]
                 _log.info("Node %s did not answer (%d in a row).", node, state.missed)
                 continue
             report, state.missed = reports[node], 0
+            if not (report.steps or report.spent) and state.report is not None:
+                # Its watts were too few for a step: next time it gets a share as if nothing was known of it.
+                report = _unknown(state.report)
             if state.report is not None and abs(report.budget_w / state.report.budget_w - 1) > SAME_LEVEL:
                 state.searched = False  # other watts: it chooses anew
             state.report, state.searched = report, state.searched or report.searched
@@ -433,6 +458,11 @@ class FleetStrategy(Strategy):  # type: ignore[misc]
             if state.promised and report.steps < state.promised // 2:
                 _log.info("Node %s did %d of %d steps.", node, report.steps, state.promised)
         return reports
+
+
+def _unknown(report: Report) -> Report:
+    """A report as if nothing was known of what the board can do."""
+    return replace(report, front_batch=(), front_w=(), front_s=(), front_s_high=())
 
 
 def _with_work(message: Any, work: Work) -> Any:
