@@ -50,7 +50,9 @@ COMMANDS = {
     "tune": "tune.py --keep",
     "cold": "cold.py --keep",
     **{f"trainers_{name}": f"trainers.py --trainers {name} --keep {name}" for name in ("lightning", "transformers")},
-    **{f"fleet_{boards}": f"fleet.py --boards {boards} --keep {boards}" for boards in (6, 20)},  # Flower's environment
+    # In Flower's environment.
+    **{f"fleet_{boards}": f"fleet.py --boards {boards} --keep {boards}" for boards in (6, 20)},
+    "fleet_6_times10": "fleet.py --boards 6 --times 10 --stop --methods wait,underwatt,oracle --keep 6_times10",
 }
 # Made on a borrowed GPU before records held their commit: these are the commits that brought them.
 OLDER = {"hold_h200": "46d9c31", "hold_h200_again": "46d9c31"}
@@ -305,9 +307,11 @@ LINES = (
     Line(
         "a fleet of unlike *simulated* boards, each within its own watts, one of them lost, real learning",
         "fleet",
-        ("fleet_6", "fleet_20"),
+        ("fleet_6",),
         led,
     ),
+    Line("the same where a step costs ten times the work", "fleet", ("fleet_6_times10",), led),
+    Line("the same with more boards", "fleet", ("fleet_20",), led),
     Line(
         "250, 350 and 450 W on a real H200 by batch size and pauses alone, nothing set, two networks",
         "hold_gpu",

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     Rule: TypeAlias = Literal["furthest", "filled", "equal"]
 
 BISECTIONS = 32
+LEFT_OUT = 10.0  # what it costs to leave a board without watts, against the most that one brings
 MARGIN = 1.03  # on what a setting draws, so that the board finds that it fits
 # What a board's update brings grows with its passes to this power, about as updates grow where rounds end (rounds.AIM).
 GROWTH = 0.5
@@ -203,6 +204,8 @@ def _furthest(
     extra_w = levels_w - floor_w[:, None]
     rates = np.stack([fronts.rate_at(levels_w[:, k], noise_batch) for k in range(levels_w.shape[1])], axis=1)
     brought = data[:, None] ** (1 - GROWTH) * rates**GROWTH
+    # Without a board its data are missing, and shares that come and go have it search anew.
+    brought = np.where(rates > 0, brought, -LEFT_OUT * brought.max())
     rows = np.arange(len(fronts))
 
     def chosen(price: float) -> Floats:
