@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 
 import pytest
 
@@ -113,3 +114,14 @@ def test_training_ends_where_all_are_spent_but_one_that_is_left_out() -> None:
     arrays = as_arrays(first_weights(0))
     strategy.start(grid, arrays, num_rounds=3, evaluate_fn=lambda number, _arrays: rounds.append(number))
     assert rounds == [0]
+
+
+def test_a_board_whose_share_is_its_floor_is_not_asked_unless_it_was_silent_or_all_are() -> None:
+    leases = {node: {"lease_w": watts, "floor_w": 2.0} for node, watts in ((1, 5.0), (2, 2.0), (3, 2.0))}
+    report = replace(Report.without_work(1.0, 1.0, spent=False), front_batch=(8,), front_w=(4.0,))
+    states = [BoardState(report=report), BoardState(report=report), BoardState(report=report, missed=1)]
+    assert FleetStrategy._without_watts([1, 2, 3], states, leases) == {2}
+    assert states[1].report is not None
+    assert states[1].report.front_batch == ()  # next time it gets a share as a new one would
+    assert states[0].report == report
+    assert FleetStrategy._without_watts([2], [BoardState(report=report)], leases) == set()

@@ -88,7 +88,7 @@ class Report:
     profile: str = ""  # as JSON, where the board shares it
 
     @classmethod
-    def without_work(cls, busy_s: float, energy_j: float, *, spent: bool) -> Self:
+    def without_work(cls, busy_s: float, energy_j: float, *, spent: bool = True) -> Self:
         """Of a board that has nothing left to work with, or too few watts in this round."""
         return cls(
             steps=0,
