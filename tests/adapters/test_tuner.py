@@ -496,9 +496,9 @@ def epochs_without_joules(folder: Path, most: int) -> list[int]:
 
 def test_epochs_run_out_in_good_order_once_the_joules_are_spent(tmp_path: Path) -> None:
     """What stands after the loop, such as saving the model, is come to."""
-    passes = epochs_without_joules(tmp_path, 90)
+    passes = epochs_without_joules(tmp_path, 2000)
     assert passes[0] > 0
-    assert len(passes) == 90
+    assert len(passes) == 2000
     assert passes[-1] == 0
     assert log_of(tmp_path).end.outcome == "energy spent"
 
@@ -510,6 +510,23 @@ def test_a_loop_to_a_target_does_not_go_on_for_ever_without_batches(tmp_path: Pa
     assert "is_spent" in caught.value.hint
     end = log_of(tmp_path).end
     assert (end.outcome, end.restored, end.error) == ("energy spent", True, None)
+
+
+def test_joules_that_a_test_has_spent_leave_no_other_batch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened: list[object] = []
+    own = torch.utils.data.DataLoader.__iter__
+    monkeypatch.setattr(torch.utils.data.DataLoader, "__iter__", lambda self: opened.append(self) or own(self))
+    with tuned(virtual(), folder=tmp_path, budget="9W, 400J", set_modes=False) as tuner:
+        loader = tuner.loader(Numbers(8))
+        for _ in loader:
+            tuner.step()
+        with tuner.testing() as tested:
+            while tuner.energy_j < 400:
+                tested(64)
+        before = len(opened)
+        assert list(loader) == []
+        assert tuner.is_spent
+        assert len(opened) == before, "workers are started for nothing"
 
 
 def test_a_loop_that_goes_on_without_joules_still_keeps_its_watts(tmp_path: Path) -> None:

@@ -390,3 +390,21 @@ def test_without_joules_what_waiting_can_pay_for_is_still_paid() -> None:
                 device.run_step(NET.of_test(), 32)
         mean_w = (device.board.energy_j - begin_j) / (pilot.elapsed_s - begin_s)
     assert 0.92 * 7.0 < mean_w < 1.02 * 7.0
+
+
+def test_what_is_saved_within_a_test_is_a_part_of_it() -> None:
+    """The inner one turned the pacer back to steps, and the rest of the test was paid back by nobody: 8% too much."""
+    device = virtual("orin-nano")
+    with Pilot(device, WORKLOAD, (8, 16, 32), watts(5.0), cost=NET, set_modes=False) as pilot:
+        train(pilot, 60.0)
+        begin_s, begin_j = pilot.elapsed_s, device.board.energy_j
+        for _ in range(4):
+            with pilot.testing():
+                until_s = pilot.elapsed_s + 10.0
+                while pilot.elapsed_s < until_s:
+                    device.run_step(NET, 32)
+                with pilot.moving_state():
+                    pass
+            train(pilot, 20.0)
+        mean_w = (device.board.energy_j - begin_j) / (pilot.elapsed_s - begin_s)
+    assert 0.97 * 5.0 < mean_w < 1.01 * 5.0

@@ -59,6 +59,7 @@ def test_unreadable_references_are_passed_over(caplog: pytest.LogCaptureFixture)
         {"front_w": (-1.0,)},
         {"front_s_high": (math.inf,)},
         {"train_s": math.inf},
+        {"train_s": 600.0},  # in a message that took 6 s
     ],
 )
 def test_numbers_that_cannot_be_are_refused(nonsense: dict[str, Any]) -> None:

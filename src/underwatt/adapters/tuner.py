@@ -54,7 +54,7 @@ if TYPE_CHECKING:
     from underwatt.records import Profile, Setting, WorkloadCost
 
 USUAL_NAME = "training"
-MOST_EMPTY_PASSES = 1000  # more epochs than a loop is given: one that makes more waits for a score that cannot come
+MOST_EMPTY_PASSES = 100_000  # more epochs than a loop is given: one that makes more waits for a score that cannot come
 _log = logging.getLogger("underwatt")
 
 
@@ -191,12 +191,10 @@ class Tuner:
 
     def _passed(self, batches: PassBatches, reopen: Callable[[], Iterator[Any]]) -> Iterator[Any]:
         """One pass over the batches of a loader; each is to be trained on before the next one."""
-        self._empty_passes += self.is_spent
-        if self._empty_passes > MOST_EMPTY_PASSES:
-            raise BudgetError(
-                f"The joules of the budget are spent: {MOST_EMPTY_PASSES:,} passes had no batch.",
-                hint="End the loop after a pass in which they went, `if tuner.is_spent: break`, or give more of them.",
-            )
+        self._look_for_joules()
+        if self.is_spent:
+            self._count_empty_pass()
+            return
         loader = reopen()
         over = object()  # None may be a batch: what a collate function makes of samples that are all spoilt
         while not self.is_spent and (batch := next(loader, over)) is not over:
@@ -218,6 +216,15 @@ class Tuner:
                     "A batch was handed out and tuner.step() was not called.",
                     hint="Call tuner.step() once after each batch of tuner.loader.",
                 )
+
+    def _count_empty_pass(self) -> None:
+        """Epochs run out, so that what stands after them is come to; a loop without an end waits for nothing."""
+        self._empty_passes += 1
+        if self._empty_passes > MOST_EMPTY_PASSES:
+            raise BudgetError(
+                f"The joules of the budget are spent: {MOST_EMPTY_PASSES:,} passes had no batch.",
+                hint="End the loop after a pass in which they went, `if tuner.is_spent: break`, or give more of them.",
+            )
 
     def _offer(self, length: int) -> None:
         """Choose among the batch sizes that a data set can fill."""
@@ -280,6 +287,9 @@ class Tuner:
             self._is_diverged = not self._is_diverged
             if self._is_diverged:
                 self.note("warning", "The loss has been no finite number for a while: the training has diverged.")
+        self._look_for_joules()
+
+    def _look_for_joules(self) -> None:
         if self._pilot.energy_left_j <= 0 and not self.is_spent:
             self.is_spent = True
             self.note("warning", "The budget's energy is spent: the loader hands out no more batches.")

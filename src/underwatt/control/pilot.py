@@ -76,8 +76,7 @@ class Pilot:
                 f"{device.info.name} is simulated, so it must be told what a step costs.",
                 hint="Give cost=underwatt.count_cost(job), or name a real device.",
             )
-        self.device = device
-        self.workload = workload
+        self.device, self.workload = device, workload
         self._steps, self._samples, self._heard_steps, self._share = 0, 0, 0, 0.0
         self.target: float | None = None
         self.score: float | None = None  # of the last test
@@ -87,13 +86,12 @@ class Pilot:
         self._learned = LearnedCurve(convergence) if isinstance(convergence, RelativeCurve) else None
         self._elapsed_s, self._energy_j, self._idle_w = elapsed_s, 0.0, idle_w  # as it was measured before
         self._session, self._process = Session(device), os.getpid()
-        self.meter = Meter(device)  # the power readings and the beats of the steps
+        self.meter, self._fast = Meter(device), FastPath()  # the first: power readings, and beats of the steps
         self._now_s, self._keep_beat = device.clock.now_s, self.meter.keep_beat
-        self._fast = FastPath()
         self._controller: Controller | None = None
         self._stack = contextlib.ExitStack()
         self._share_of_sample: dict[int, float] = {}
-        self._begun_s = 0.0
+        self._begun_s, self._is_elsewhere = 0.0, False
         self.outcome = "finished"  # how the training ends, for the log
         self._loss: float | None = None
         self.losses = Losses()  # as they were looked at
@@ -122,8 +120,7 @@ class Pilot:
     def _begin(self, stack: contextlib.ExitStack) -> None:
         sampling = stack.enter_context(contextlib.ExitStack())  # ends last: a sensor that hangs holds up no restoring
         self._session = stack.enter_context(self._session)
-        # Also where no mean watts are bounded yet: somebody may ask for some while the run goes on.
-        if self._idle_w is None:
+        if self._idle_w is None:  # also where no mean watts are bounded yet: somebody may ask for some later
             self._idle_w = measure_idle(self.device)
         if self.can_pause and self._live.power_w(self._elapsed_s) < self._idle_w:
             check_lowest(self._session, self._set_modes, self._live.power_w(self._elapsed_s))
@@ -281,10 +278,9 @@ class Pilot:
 
     def _simulate_other(self, samples: int) -> None:
         """Let a test of so many samples pass on a simulated device, or where there are none, a checkpoint's writing."""
-        if self._cost is None or isinstance(self.device, HasRecordedPower):  # of which only steps were recorded
-            return
-        if isinstance(self.device, SimulatesLoad):
-            self.device.run_step(self._cost.of_test() if samples else self._cost.of_transfer(), samples or 1)
+        device, is_recorded = self.device, isinstance(self.device, HasRecordedPower)  # of which only steps were
+        if self._cost is not None and isinstance(device, SimulatesLoad) and not is_recorded:
+            device.run_step(self._cost.of_test() if samples else self._cost.of_transfer(), samples or 1)
 
     def stepped(self, batch_size: int, loss: float | None = None) -> None:
         """A step of this batch size has ended; waits where the budget asks for it.
@@ -364,13 +360,17 @@ class Pilot:
     @contextlib.contextmanager
     def elsewhere(self, what: str, *, is_last: bool = False) -> Iterator[None]:
         """Something goes on that is no step; what it draws beyond the budget is paid back before the next one."""
+        if self._is_elsewhere:  # what is saved within a test is a part of it
+            yield
+            return
         self._count(0, 0)
-        controller = self.controller
+        controller, self._is_elsewhere = self.controller, True
         controller.other_begins(what)
         try:
             yield
             (controller.pay_off if is_last else controller.other_goes_on)()
         finally:  # after an error without waiting
+            self._is_elsewhere = False
             controller.other_ends()
 
     def scored(self, value: float, target: float | None, took_s: float | None = None) -> None:

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("underwatt.fleet")
 KEY = "underwatt"  # of the records that hold these
+CLOCKS_S = 0.1  # by which a board's two clocks may differ
 MOST_POINTS = 32  # of a front that travels
 MOST_MEASUREMENTS = 64  # of a profile
 ALIKE = 0.05  # share by which boards of one kind may differ in watts and in time
@@ -126,7 +127,7 @@ class Report:
         numbers = (report.progress, report.busy_s, report.train_s, report.energy_j, report.idle_w)
         counts = (report.steps, report.samples, report.data)
         floats = (*numbers, *counts, *report.front_w, *report.front_s, *report.front_s_high)
-        if any(not math.isfinite(value) or value < 0 for value in floats):
+        if any(not math.isfinite(value) or value < 0 for value in floats) or report.train_s > report.busy_s + CLOCKS_S:
             raise InputError("A board reported numbers that cannot be.")
         if not report.budget_w > 0 or any(size < 1 for size in report.front_batch):
             raise InputError("A board reported a budget or batch sizes that cannot be.")
