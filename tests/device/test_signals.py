@@ -248,3 +248,21 @@ def test_a_process_is_forked_whole_before_a_signal_ends_its_parent(capfd: pytest
         time.sleep(5)
     child.join()
     assert "SystemExit" not in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_in_a_process_that_was_forked_a_signal_ends_a_run_at_once(number: int) -> None:
+    """All of its life is within the fork: signals were put off for seconds there, until nobody handled them."""
+
+    def ends() -> None:
+        with SignalGates(), pytest.raises((SystemExit, KeyboardInterrupt)):
+            os.kill(os.getpid(), number)
+            time.sleep(10)
+        os._exit(7)
+
+    child = multiprocessing.get_context("fork").Process(target=ends)
+    begun_s = time.monotonic()
+    child.start()
+    child.join()
+    assert child.exitcode == 7
+    assert time.monotonic() - begun_s < 5

@@ -76,6 +76,8 @@ def _is_half_done(frame: FrameType | None) -> bool:
         code, frame = frame.f_code, frame.f_back
         if code.co_filename == "<frozen importlib._bootstrap>":
             return True
+        if code.co_name == "_bootstrap" and code.co_filename.endswith("multiprocessing/process.py"):
+            return False  # of the process that was forked, all of whose life is within the fork
         if code.co_name == "_launch" and code.co_filename.endswith("popen_fork.py"):
             return True
     return False
