@@ -49,6 +49,21 @@ def test_a_sensor_lost_for_good_during_the_first_measurement_ends_the_run() -> N
             run.train(30)
 
 
+def test_a_sensor_that_hangs_while_a_test_goes_on_ends_the_run() -> None:
+    """What was not read makes no debt: whoever watches the sensor must see to it."""
+    device = Hurt(virtual())
+    with experienced(device, watts(9.0)) as run:
+        settle(run)
+        device.silent = lambda: True
+        run.controller.other_begins("test")
+        begin_s = run.elapsed_s
+        with pytest.raises(SensorError, match="could not be read for"):  # noqa: PT012
+            while run.elapsed_s < begin_s + 60:
+                device.clock.sleep(0.1)
+                run.controller.other_goes_on()
+        assert run.elapsed_s < begin_s + 15
+
+
 def test_a_sensor_that_is_back_in_time_is_no_lost_sensor() -> None:
     device = Hurt(virtual())
     with experienced(device, watts(9.0)) as run:

@@ -13,6 +13,7 @@ from hypothesis import assume, given, settings, strategies as st
 from underwatt.budget import Budget
 from underwatt.control.pacer import LONGEST_PAUSE_S, Pacer, can_hold
 from underwatt.drivers.virtual.simulated_board import VirtualClock
+from underwatt.errors import SensorError
 from underwatt.measure.meter import Meter
 from underwatt.planning.problem import can_pause
 from underwatt.records import DeviceInfo, PowerSample
@@ -26,6 +27,7 @@ class Load:
         self.info = DeviceInfo("made up", "made-up load", "load", "load")
         self.drawn_w, self.energy_j = 1.0, 0.0
         self._counter, self._lag_s, self._shown_w = counter, lag_s, self.drawn_w
+        self.stopped = False  # the process, so that nothing is read
         self.clock.on_move(self._live)
 
     def _live(self, seconds: float) -> None:
@@ -34,6 +36,8 @@ class Load:
         self._shown_w = self.drawn_w + (self._shown_w - self.drawn_w) * keep
 
     def read_power(self) -> PowerSample:
+        if self.stopped:
+            raise SensorError("stopped")
         return PowerSample(self.clock.now_s(), self._shown_w, self.energy_j if self._counter else None)
 
 
@@ -432,4 +436,34 @@ def test_steps_after_a_test_that_nobody_waited_for_wait_for_no_more_than_it_drew
         assert 0.8 * needed_s < load.clock.now_s() - stepped_s < 1.2 * needed_s
         hold(load, meter, pacer, 1.0, 12.0, 4.0, 60.0)
         mean_w = (load.energy_j - begin_j) / (load.clock.now_s() - begin_s)
+    assert mean_w == pytest.approx(8.0, rel=0.03)
+
+
+@pytest.mark.parametrize(("what", "work_s"), [("test", 4.0), ("step", 0.05)])
+def test_a_process_that_was_stopped_for_a_while_pays_nothing_back_for_it(what: str, work_s: float) -> None:
+    """As by Ctrl-Z: what was read before and after was taken for all of it, so that it waited for longer than that."""
+    load = Load(counter=False, lag_s=0.6)
+    with Meter(load) as meter:  # type: ignore[arg-type]
+        pacer = Pacer(meter, 4.0, 0.0)
+        pacer.set_budget(8.0, 4.0)
+        pacer.expect(12.0, 0.05)
+        hold(load, meter, pacer, 0.05, 12.0, 4.0, 40.0)
+        if what == "test":
+            pacer.turn_to("test", 12.0, load.clock.now_s())
+        load.drawn_w = 12.0
+        load.clock.sleep(work_s / 2)
+        load.stopped = True
+        load.clock.sleep(60.0)
+        load.stopped = False
+        load.clock.sleep(work_s / 2)
+        load.drawn_w = 4.0
+        stepped_s = load.clock.now_s()
+        pacer.stepped(stepped_s)
+        wait(load, pacer)
+        waited_s, needed_s = load.clock.now_s() - stepped_s, work_s * (12.0 - 8.0) / (8.0 - 4.0)
+        assert waited_s < needed_s + 2.0
+        if what == "test":
+            assert waited_s > needed_s - 1.0, "the work that was done is paid for"
+            pacer.turn_back(load.clock.now_s())
+        mean_w, _ = hold(load, meter, pacer, 0.05, 12.0, 4.0, 60.0)
     assert mean_w == pytest.approx(8.0, rel=0.03)

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 from underwatt.budget import Watts
 from underwatt.events import Verdict
+from underwatt.measure.meter import LONGEST_GAP_S
 from underwatt.measure.steady import SENSOR_LAG_S, Settling
 from underwatt.planning.problem import DEFAULT_WINDOW_S
 
@@ -29,7 +30,6 @@ if TYPE_CHECKING:
 TOLERANCE = 0.02  # a mean that is above the budget by less is within what sensors and pacing resolve
 WINDOW_STEPS = 5
 LONGEST_WINDOW_S = 60.0  # of five steps: a long wait is no long step
-LONGEST_GAP_S = 5.0  # a reading says nothing about more time before it
 FULL = 0.8  # a window that readings cover to this share is judged
 END_READINGS = 3  # whose mean is what a sensor shows at a moment: readings are noisy
 CLEAR = 0.05  # a difference between two such means that is smaller, as a share of them, is taken for noise

@@ -14,6 +14,9 @@ the pause that pays for it is still to come: so both are judged where a cycle en
 
 What is no step, such as a test, may be one long piece with none like it to come. So the pause after a piece is never
 longer than what was read, and what a sensor may have yet to show, takes to be paid for.
+
+Two readings that lie far apart tell nothing of the time between them, unless joules were counted: the process may have
+been stopped, and there is nothing to pay for. A sensor that is silent while work goes on is watched by the controller.
 """
 
 from __future__ import annotations
@@ -23,7 +26,7 @@ from collections import deque
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from underwatt.measure.meter import EnergyIntegrator
+from underwatt.measure.meter import LONGEST_GAP_S, EnergyIntegrator
 from underwatt.measure.steady import SENSOR_LAG_S
 
 if TYPE_CHECKING:
@@ -353,6 +356,8 @@ class Pacer:
         self._paused_s -= paused_s
         if self._budget_w == math.inf:
             return
+        if seconds > LONGEST_GAP_S and (before.energy_j is None or after.energy_j is None):
+            return  # nobody knows what was drawn meanwhile: nothing, where this process was stopped
         waited = paused_s > MOSTLY_PAUSED * seconds
         short = waited and drawn_j > self._budget_w * seconds
         self.short_s = self.short_s + seconds if short else 0.0

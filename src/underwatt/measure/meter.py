@@ -40,6 +40,7 @@ STATE_AGAIN_S, LONGEST_STATE_AGAIN_S = 5.0, 300.0  # asked again so long after a
 STATE_SAID = 2  # failures in a row that are no moment any more
 STALE_PERIODS, STALE_S = 10, 1.0  # readings older than so many periods and this long are no readings of now
 BRIDGED_PERIODS = 4  # a gap between readings that worked may be this long
+LONGEST_GAP_S = 5.0  # a reading says nothing about more time before it, unless joules are counted
 COUNTER_TOLERANCE = 0.25  # between the hardware's energy counter and the readings, over a window
 COUNTER_MIN_READINGS = 10  # fewer do not tell a slow counter from a broken one
 COUNTER_STOPPED_S = 2.0  # one that has not moved for so long, while power is read, has stopped
