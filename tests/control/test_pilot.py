@@ -11,6 +11,7 @@ from real_time import RealTime
 from run_world import NET, Hurt, virtual, watts
 
 from underwatt.budget import Budget, Schedule, parse_budget
+from underwatt.control import publisher
 from underwatt.control.headroom import MOST_ANEW
 from underwatt.control.live_budget import LiveBudget
 from underwatt.control.pilot import Pilot
@@ -314,6 +315,27 @@ def test_a_device_that_once_does_not_say_its_state_is_asked_again(tmp_path: Path
     assert waits_s[2] < 10, "as often as before where it says its state again"
     texts = [note.text for note in read_log(tmp_path / "log.jsonl").of(Noted)]
     assert texts.count("gpu/max_freq was set to 1 and now reads 2") == 1
+
+
+def test_a_device_that_hangs_when_asked_for_what_others_did_holds_up_little(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The training waited for it without a limit, up to minutes."""
+    monkeypatch.setattr(publisher, "STATE_S", 0.1, raising=False)
+    device, answer, asked_s = virtual(), threading.Event(), []
+
+    def foreign_changes() -> tuple[str, ...]:
+        asked_s.append(device.clock.now_s())
+        answer.wait(2)
+        return ("gpu/max_freq was set to 1 and now reads 2",)
+
+    device.foreign_changes = foreign_changes  # type: ignore[attr-defined]
+    said: list[Event] = []
+    with make(device, listener=said.append) as pilot:
+        train(pilot, 60)
+        waits_s = [after - before for before, after in pairwise(asked_s)]
+        assert all(after > 1.5 * before for before, after in pairwise([5.0, *waits_s]))
+        answer.set()
+        train(pilot, 5)
+    assert any("now reads 2" in one.text for one in said if isinstance(one, Noted)), "what is said late is heard"
 
 
 @pytest.mark.parametrize("logs", [True, False])

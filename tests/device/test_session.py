@@ -20,7 +20,7 @@ from underwatt.drivers.jetson.device import JetsonDevice
 from underwatt.drivers.virtual.board_specs import BOARDS
 from underwatt.drivers.virtual.simulated_board import VirtualBoard
 from underwatt.drivers.virtual.sysfs import SysfsBoard
-from underwatt.errors import ApplyError, DeviceBusyError, JournalError, ModeError, UnderwattError
+from underwatt.errors import ApplyError, DeviceBusyError, DeviceError, JournalError, ModeError, UnderwattError
 from underwatt.helper import journal as journal_module
 from underwatt.helper.journal import Journal, state_dir
 from underwatt.helper.lock import FileLock
@@ -105,6 +105,17 @@ def test_a_session_that_sets_nothing_writes_nothing(device: JetsonDevice, monkey
     with Session(device):
         device.read_power()
         assert journals() == []
+
+
+def test_signals_are_as_before_also_where_a_keeper_does_not_let_go(device: JetsonDevice) -> None:
+    def let_go() -> None:
+        raise DeviceError("The helper does not answer.")
+
+    device.hold, device.let_go = lambda: False, let_go  # type: ignore[attr-defined]
+    before = signal.getsignal(signal.SIGTERM)
+    with pytest.raises(DeviceError, match="does not answer"), Session(device):
+        assert signal.getsignal(signal.SIGTERM) != before
+    assert signal.getsignal(signal.SIGTERM) == before
 
 
 def test_a_session_works_outside_the_main_thread(device: JetsonDevice, root: Path) -> None:

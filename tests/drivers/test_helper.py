@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -316,6 +317,36 @@ def test_tune_trains_through_it(helper: Helper, mount: Mount) -> None:
                 break
     assert changed
     assert mount.settled() == found
+
+
+@pytest.mark.parametrize("ends_by", ["itself", "Ctrl-C"])
+def test_a_helper_that_hangs_ends_a_training_soon(
+    helper: Helper, mount: Mount, monkeypatch: pytest.MonkeyPatch, ends_by: str
+) -> None:
+    """It froze for over six minutes, as every question was asked again and waited for in turn."""
+    monkeypatch.setattr(driver, "ANSWER_S", 4.0)
+    monkeypatch.setattr(driver, "FIRST_S", 1.0)
+    found, address = mount.settled(), f"helper:{helper.socket}"
+    stopped_s = 0.0
+    assert helper.process is not None
+    try:
+        with pytest.raises((DeviceError, KeyboardInterrupt)) as ended:  # noqa: PT012, SIM117
+            with underwatt.tune(budget_w=6, batch_sizes=(4, 8), device=address) as tuner:
+                for _ in tuner.loader([float(number) for number in range(10_000_000)]):
+                    time.sleep(0.01)
+                    tuner.step()
+                    if tuner.steps >= 200 and not stopped_s:
+                        helper.process.send_signal(signal.SIGSTOP)
+                        stopped_s = time.monotonic()
+                        if ends_by == "Ctrl-C":
+                            threading.Timer(2.0, os.kill, (os.getpid(), signal.SIGINT)).start()
+        assert time.monotonic() - stopped_s < (35 if ends_by == "itself" else 20)
+        assert isinstance(ended.value, DeviceError), "the board could not be put back yet"
+        assert "does not answer" in str(ended.value)
+        assert "puts the board back when it goes on" in ended.value.hint
+    finally:
+        helper.process.send_signal(signal.SIGCONT)
+    eventually(mount, found)
 
 
 @pytest.mark.slow

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import logging
 import os
 import socket
@@ -19,6 +21,8 @@ from underwatt.drivers.virtual.board_specs import BOARDS
 from underwatt.drivers.virtual.simulated_board import VirtualBoard
 from underwatt.drivers.virtual.sysfs import SysfsBoard
 from underwatt.errors import DeviceError
+from underwatt.helper import PROTOCOL
+from underwatt.helper.board import Identity
 
 SOON_S = 5.0  # of a busy machine; 3 s are waited
 
@@ -104,6 +108,108 @@ def test_one_that_has_answered_is_waited_for_longer(tmp_path: Path) -> None:
         assert link.ask("describe")["ok"]
         assert link.ask("apply")["id"] == 2, "it took longer than the first answer may"
         link.close()
+
+
+class Silenced:
+    """A helper that answers what is asked until it is told to be silent."""
+
+    def __init__(self, path: str) -> None:
+        self.silent = threading.Event()
+        self.asked: list[str] = []
+        self._listener = socket.socket(socket.AF_UNIX)
+        self._listener.bind(path)
+        self._listener.listen(64)
+        threading.Thread(target=self._serve, daemon=True).start()
+
+    def _serve(self) -> None:
+        while True:
+            made, _ = self._listener.accept()
+            threading.Thread(target=self._answer, args=(made,), daemon=True).start()
+
+    def _answer(self, made: socket.socket) -> None:
+        with made, made.makefile("rwb") as stream, contextlib.suppress(OSError):
+            for line in stream:
+                question = json.loads(line)
+                self.asked.append(question["do"])
+                if self.silent.is_set():
+                    continue
+                told = {"ok": True, "id": question["id"], "lease": "a", "recovered": False, "power_w": 5.0}
+                told |= {"protocol": PROTOCOL, "root": "/nowhere", "values": {}, "changes": [], "trouble": ""}
+                told |= {"identity": dict.fromkeys(Identity._fields, "")}
+                stream.write(json.dumps(told).encode() + b"\n")
+                stream.flush()
+
+
+@pytest.fixture
+def silenced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Silenced:
+    monkeypatch.setattr(driver, "ANSWER_S", 1.0)
+    monkeypatch.setattr(driver, "FIRST_S", 0.3)
+    return Silenced(str(tmp_path / "silenced.sock"))
+
+
+def test_one_that_falls_silent_is_asked_once_and_waited_for_less_from_then_on(
+    silenced: Silenced, tmp_path: Path
+) -> None:
+    """It was asked up to five times over, 20 s each, while others waited for their turn."""
+    board = driver.RemoteBoard(str(tmp_path / "silenced.sock"))
+    board.hold(keeps=True)
+    silenced.silent.set()
+    silenced.asked.clear()
+    for limit_s in (1.4, 0.6):
+        began_s = time.monotonic()
+        with pytest.raises(driver.SilentError):
+            board.power_w()
+        assert time.monotonic() - began_s < limit_s
+    assert silenced.asked == ["read", "read"]
+    for let_go in (lambda: board.apply({"gpu_mhz": 1.0}), lambda: board.restore({}), board.let_go):
+        began_s = time.monotonic()
+        with pytest.raises(driver.SilentError):
+            let_go()
+        assert time.monotonic() - began_s < 0.6
+    board.close()
+
+
+def test_those_who_wait_while_it_is_found_silent_do_not_wait_one_after_the_other(
+    silenced: Silenced, tmp_path: Path
+) -> None:
+    board = driver.RemoteBoard(str(tmp_path / "silenced.sock"))
+    silenced.silent.set()
+    took_s: list[float] = []
+
+    def ask() -> None:
+        began_s = time.monotonic()
+        with pytest.raises(driver.SilentError):
+            board.power_w()
+        took_s.append(time.monotonic() - began_s)
+
+    threads = [threading.Thread(target=ask) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(10)
+    assert len(took_s) == 8
+    assert max(took_s) < 1.6
+    board.close()
+
+
+def test_one_that_answers_again_is_looked_after_and_waited_for_as_before(silenced: Silenced, tmp_path: Path) -> None:
+    board = driver.RemoteBoard(str(tmp_path / "silenced.sock"))
+    board.hold()
+    silenced.silent.set()
+    with pytest.raises(driver.SilentError):
+        board.power_w()
+    silenced.silent.clear()
+    silenced.asked.clear()
+    assert board.power_w() == 5.0
+    assert silenced.asked == ["read", "hold"], "what was set may be so no more"
+    board.power_w()
+    assert silenced.asked == ["read", "hold", "read"]
+    silenced.silent.set()
+    began_s = time.monotonic()
+    with pytest.raises(driver.SilentError):
+        board.power_w()
+    assert time.monotonic() - began_s > 0.9
+    board.close()
 
 
 def test_its_status_is_said_soon(dead: str) -> None:

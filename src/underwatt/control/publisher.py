@@ -9,12 +9,15 @@ import contextlib
 import math
 import threading
 import time
+from collections import deque
 from typing import TYPE_CHECKING, Any, Protocol
 
 from underwatt.control.live_budget import MayFail
 from underwatt.device.base import foreign_changes
+from underwatt.device.timing import answer_within
 from underwatt.errors import DeviceError
 from underwatt.events import Measured, Noted
+from underwatt.measure.meter import STATE_S
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -69,7 +72,7 @@ class Publisher:
         self._next_s = self._next_here_s = -math.inf
         self.seen: dict[str, Any] = {}  # clocks as they ran and the hottest part, when the device was last asked
         self._next_state_s, self._state_period_s = -math.inf, STATE_PERIOD_S
-        self._changes: tuple[str, ...] = ()  # what others did at the knobs, to be said
+        self._changes: deque[str] = deque()  # what others did at the knobs, to be said
         self._thread = threading.get_ident()
         self._failure: Exception | None = None  # of a listener on another thread, such as the one that samples power
 
@@ -102,8 +105,7 @@ class Publisher:
     def news(self) -> list[Noted]:
         """What there is to say of a log, store or inbox that fails, or works again, and of others at the knobs."""
         said = [news for part in self._may_fail if (news := part.take_news())]
-        said += [("warning", text) for text in self._changes]
-        self._changes = ()
+        said += [("warning", self._changes.popleft()) for _ in range(len(self._changes))]
         return [Noted(level=level, text=text) for level, text in said]
 
     def is_progress_due(self, now_s: float, late_s: float = 0.0) -> bool:
@@ -121,9 +123,9 @@ class Publisher:
             hottest_c = max(state.temperatures_c.values(), default=None)
             self.seen = {"running": state.running, "temperature_c": hottest_c}
         try:
-            self._changes = (*self._changes, *foreign_changes(device))
+            answer_within(STATE_S, lambda: self._changes.extend(foreign_changes(device)))  # also what is said later
             self._state_period_s = STATE_PERIOD_S
-        except DeviceError:
+        except (DeviceError, TimeoutError):
             self._state_period_s = min(2 * self._state_period_s, LONGEST_STATE_PERIOD_S)
             self._next_state_s = device.clock.now_s() + self._state_period_s  # from now: it may have taken a while
 

@@ -138,10 +138,12 @@ class Session:
         if self._holds_in_process:
             _in_use.discard(id(self.device))
             self._holds_in_process = False
-        if self._holds_elsewhere and isinstance(self.device, KeepsItself):
-            self._holds_elsewhere = False
-            self.device.let_go()
-        self._gates.__exit__()
+        try:
+            if self._holds_elsewhere and isinstance(self.device, KeepsItself):
+                self._holds_elsewhere = False
+                self.device.let_go()
+        finally:
+            self._gates.__exit__()
 
     def _is_in_child(self) -> bool:
         """A forked child owns nothing: neither the device nor what is to be put back."""

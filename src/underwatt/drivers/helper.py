@@ -10,6 +10,7 @@ import contextlib
 import itertools
 import json
 import logging
+import math
 import os
 import socket
 import threading
@@ -43,7 +44,9 @@ if TYPE_CHECKING:
 
 LEASE_S, RENEW_S = 60.0, 10.0
 ANSWER_S = 20.0  # what is asked may be to set the board, for somebody else first
-FIRST_S = 3.0  # for whether there is anybody at all: systemd takes connections also for a helper that is dead
+# For whether there is anybody at all: systemd takes connections also for a helper that is dead. So long is also waited
+# for one that was silent, until it answers again: a training that it cannot serve must end soon.
+FIRST_S = 3.0
 VALUES_S = 1.0  # for so long what knobs may be set to is taken to be the same; the helper itself looks each time
 _KINDS: dict[str, type[DeviceError | InputError]] = {
     kind.__name__: kind
@@ -52,6 +55,7 @@ _KINDS: dict[str, type[DeviceError | InputError]] = {
         *(NotPermittedError, SensorError),
     )
 }
+_SILENT = (TimeoutError, BlockingIOError)  # the latter where more wait for it than it takes
 _STARTED_AGAIN = "it was started again, or did not answer"
 _log = logging.getLogger(__name__)
 
@@ -74,12 +78,17 @@ class Link:
         self._socket: socket.socket | None = None
         self._process = os.getpid()
         self._numbers = itertools.cycle(range(1, 1_000_000))
+        self._is_silent = False  # since the last question
+        self._silent_s = -math.inf  # when it was last found to be
 
     def ask(self, do: str, **more: Any) -> dict[str, Any]:
         """The answer to a message; raises ``ConnectionError`` where it got lost, and what the helper refuses."""
         if os.getpid() != self._process:
             self._begin()  # the parent's connection stays the parent's
+        asked_s = time.monotonic()
         with self._turn:
+            if self._silent_s > asked_s:  # another question has just waited in vain: in turn they would take minutes
+                raise ConnectionError("timed out") from TimeoutError("timed out")
             number = next(self._numbers)
             line = json.dumps({"do": do, "id": number, **more}).encode() + b"\n"
             try:
@@ -88,9 +97,11 @@ class Link:
                 self._socket.settimeout(self._patience_s)
                 self._socket.sendall(line)
                 answer = self._answer(self._socket, number)
-                self.has_answered = True
+                self.has_answered, self._is_silent = True, False
             except (OSError, ValueError) as exc:
                 self._drop()
+                if isinstance(exc, _SILENT):
+                    self._is_silent, self._silent_s = True, time.monotonic()
                 raise ConnectionError(str(exc)) from exc
         if answer.get("ok"):
             return answer
@@ -99,6 +110,8 @@ class Link:
 
     @property
     def _patience_s(self) -> float:
+        if self._is_silent:
+            return min(self._first_s, FIRST_S)
         return ANSWER_S if self.has_answered else self._first_s
 
     def _connected(self) -> socket.socket:
@@ -172,19 +185,28 @@ class RemoteBoard:
         self._mode: dict[str, float] = {}  # what is set, to be set again
         self._said: list[str] = []
         self._let_go = threading.Event()
+        self._was_silent = False  # since the hold was last looked after
 
     def _ask(self, do: str, **more: Any) -> dict[str, Any]:
         """Ask what may be asked twice: a helper that has started again answers as well."""
         try:
-            return self.link.ask(do, **more)
+            answer = self.link.ask(do, **more)
         except ConnectionError as exc:
-            if not self.link.has_answered and isinstance(exc.__cause__, TimeoutError):
-                raise _silent(self.link.path, exc) from exc  # nobody is there: once more would only take as long again
-            with contextlib.suppress(ConnectionError):
-                self._look_after(_STARTED_AGAIN)
+            self._unless_silent(exc)
+            self._look_after(_STARTED_AGAIN)
+        else:
+            if self._was_silent:  # what was set may be so no more
+                self._look_after()
+            return answer
         try:
             return self.link.ask(do, **more)
         except ConnectionError as exc:
+            raise _silent(self.link.path, exc) from exc
+
+    def _unless_silent(self, exc: ConnectionError) -> None:
+        """Nothing where the connection was lost; raises where nobody answers: once more would only take as long."""
+        if isinstance(exc.__cause__, _SILENT):
+            self._was_silent = True
             raise _silent(self.link.path, exc) from exc
 
     def values(self) -> Mapping[str, tuple[float, ...]]:
@@ -238,7 +260,8 @@ class RemoteBoard:
     def _take(self) -> bool:
         try:
             told = self.link.ask("hold", lease_s=LEASE_S)
-        except ConnectionError:  # a helper that has started again
+        except ConnectionError as lost:  # a helper that has started again
+            self._unless_silent(lost)
             try:
                 told = self.link.ask("hold", lease_s=LEASE_S)
             except ConnectionError as exc:
@@ -257,7 +280,8 @@ class RemoteBoard:
                 self.link.ask("apply", lease=self._lease, mode=dict(mode))
             except LeaseError:
                 self._set_again({**self._mode, **mode}, f"this process gave no sign of life for {LEASE_S:g} s")
-            except ConnectionError:
+            except ConnectionError as exc:
+                self._unless_silent(exc)
                 self._set_again({**self._mode, **mode}, _STARTED_AGAIN)
             self._mode.update(mode)
 
@@ -278,12 +302,16 @@ class RemoteBoard:
         with self._turn:
             if not self._lease:
                 return  # let go meanwhile
+            was_silent, self._was_silent = self._was_silent, False
             try:
                 self.link.ask("hold", lease=self._lease)
                 return
             except LeaseError:
-                why = why or f"this process gave no sign of life for {LEASE_S:g} s"
-            except ConnectionError:
+                why = why or (_STARTED_AGAIN if was_silent else f"this process gave no sign of life for {LEASE_S:g} s")
+            except ConnectionError as exc:
+                if isinstance(exc.__cause__, _SILENT):
+                    self._was_silent = True
+                    return  # looked after when it answers again
                 why = _STARTED_AGAIN
             try:
                 self._set_again(self._mode, why)
@@ -314,7 +342,10 @@ class RemoteBoard:
                 self._let_go.set()
             try:
                 self.link.ask("release", lease=lease, hold=hold)
-            except (LeaseError, ConnectionError):  # the end of a hold or of its connection puts back as well
+            except (LeaseError, ConnectionError) as exc:  # the end of a hold or of its connection puts back as well
+                if isinstance(exc.__cause__, _SILENT):
+                    hint = f"It puts the board back when it goes on or starts again: sudo systemctl restart {NAME}."
+                    raise SilentError(f"The helper at {self.link.path} does not answer.", hint=hint) from exc
                 trouble = self._ask("describe")["trouble"]
                 if trouble:
                     raise ApplyError(trouble) from None
