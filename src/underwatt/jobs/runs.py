@@ -186,6 +186,7 @@ class RunResult:
     energy_j: float
     folder: Path | None = None
     best_score: float | None = None  # of the model in ``model``
+    not_kept: str = ""  # why there is no model: neither the best nor the last could be written
 
     @property
     def model(self) -> Path | None:
@@ -314,8 +315,8 @@ def run_job(run: Run, job: Job) -> RunResult:
         pilot = replace(run, batch_sizes=sizes).pilot(stack, workload, known, cost=cost, elapsed_s=taken.elapsed_s)
         pilot.target = job.target if job.has_target else None
         share, pilot.score = (progress.share, progress.score) if progress else (0.0, None)
-        came_to = {"samples": training.samples, "steps": training.steps, "share": share}
-        pilot.continues(**came_to, energy_j=taken.energy_j, verdict=taken.verdict)
+        samples, steps = training.samples, training.steps
+        pilot.continues(samples=samples, steps=steps, share=share, energy_j=taken.energy_j, verdict=taken.verdict)
         with pilot:
             if progress is not None:
                 pilot.note("info", going_on(training.samples, run.live, taken.elapsed_s, taken.posted))
