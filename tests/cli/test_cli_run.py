@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import io
 import json
 import os
@@ -18,7 +19,7 @@ import pytest
 from rich.console import Console
 from test_cli_devices import run
 
-from underwatt.cli.run import OUTCOME_CODES, Display
+from underwatt.cli.run import NOT_KEPT, OUTCOME_CODES, Display
 from underwatt.control.state import Phase
 from underwatt.drivers.virtual.board_specs import BOARDS
 from underwatt.drivers.virtual.simulated_board import VirtualBoard
@@ -512,3 +513,16 @@ def test_a_terminal_that_was_closed_ends_no_training(terminal: bool) -> None:
             raise OSError(5, "Input/output error")
 
     show(Console(file=Closed(), force_terminal=terminal), Watched())
+
+
+def test_a_model_that_the_disk_did_not_take_is_said_and_is_no_success(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object, **_more: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr("underwatt.jobs.checkpoint.write_atomically", full)
+    assert run("run", "job.py:blobs", *NANO, "--budget", "3W", "--out", "run") == NOT_KEPT
+    assert "The model was not kept, neither the best nor the last: No space left on device." in capsys.readouterr().out
+    assert run("run", "job.py:blobs", *NANO, "--budget", "3W", "--out", "other", "--json") == NOT_KEPT
+    assert json.loads(capsys.readouterr().out)["not_kept"] == "No space left on device"

@@ -15,14 +15,14 @@ from underwatt.control import publisher
 from underwatt.control.headroom import MOST_ANEW
 from underwatt.control.live_budget import LiveBudget
 from underwatt.control.pilot import Pilot
-from underwatt.control.state import ControlOptions
+from underwatt.control.state import ControlOptions, Phase
 from underwatt.convergence.curve import SampleTable
 from underwatt.convergence.prior import usual_shape
 from underwatt.drivers.jetson.device import JetsonDevice
 from underwatt.drivers.virtual.board_specs import BOARDS
 from underwatt.drivers.virtual.simulated_board import VirtualBoard
 from underwatt.drivers.virtual.sysfs import SysfsBoard
-from underwatt.errors import ApplyError, InputError, OutOfMemoryError, SensorError
+from underwatt.errors import ApplyError, BudgetError, InputError, OutOfMemoryError, SensorError
 from underwatt.events import Event, Measured, Noted, Progressed, Resumed, Scored, Started
 from underwatt.measure.meter import measure_idle
 from underwatt.records import DeviceState, Measurement, PowerMode, Setting, Status, WorkloadInfo
@@ -430,3 +430,44 @@ def test_what_is_saved_within_a_test_is_a_part_of_it() -> None:
             train(pilot, 20.0)
         mean_w = (device.board.energy_j - begin_j) / (pilot.elapsed_s - begin_s)
     assert 0.97 * 5.0 < mean_w < 1.01 * 5.0
+
+
+@pytest.mark.parametrize("knobs", [True, False])
+@pytest.mark.parametrize("known", [True, False])
+def test_a_run_that_starts_at_watts_that_nothing_holds_waits_for_others(knobs: bool, known: bool) -> None:
+    """As one does that is under way when they come; a unit that is started at night would have ended with an error."""
+    told: list[Event] = []
+    measured: list[Measurement] = []
+    if known:
+        with Pilot(
+            Hurt(virtual(), knobs=knobs), WORKLOAD, (8, 16), watts(9.0), cost=NET, listener=told.append
+        ) as pilot:
+            train(pilot, 60)
+        measured = [event.measurement for event in told if isinstance(event, Measured)]
+        told.clear()
+    live = LiveBudget(Budget(schedule=Schedule.of([(0.0, 0.5), (60.0, 9.0)])))
+    given: dict[str, Any] = {"cost": NET, "listener": told.append, "known": measured}
+    with Pilot(Hurt(virtual(), knobs=knobs), WORKLOAD, (8, 16), live, **given) as pilot:
+        assert 60 <= pilot.elapsed_s < 61
+        assert pilot.samples == 0
+        assert any("cannot be held, and training waits" in event.text for event in told if isinstance(event, Noted))
+        train(pilot, 120)
+        assert pilot.controller.phase is Phase.HOLDING
+        assert pilot.power_w < 1.02 * 9.0
+        assert "cannot be held" in pilot.controller.verdict.why
+
+
+def test_only_watts_that_are_still_to_come_count() -> None:
+    budget = Budget(schedule=Schedule.of([(0.0, 9.0), (10.0, 0.5), (20.0, 0.4)]))
+    with (
+        pytest.raises(BudgetError, match=r"0\.5 W is less"),
+        Pilot(virtual(), WORKLOAD, (8,), LiveBudget(budget), cost=NET, elapsed_s=12.0),
+    ):
+        pass
+
+
+def test_joules_that_go_while_a_start_waits_end_it() -> None:
+    live = LiveBudget(Budget(schedule=Schedule.of([(0.0, 0.5), (6000.0, 9.0)]), energy_j=100.0))
+    with Pilot(virtual(), WORKLOAD, (8,), live, cost=NET) as pilot:
+        assert pilot.energy_left_j <= 0
+        assert pilot.elapsed_s < 600

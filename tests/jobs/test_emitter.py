@@ -415,3 +415,33 @@ def test_a_step_that_is_told_beside_the_loader_is_not_counted_twice(trainer):
     parent.close()
     told = [(line.steps, line.batch_size) for line in parent.said if isinstance(line, StepLine)]
     assert told == [(1, 8), (1, 16), *[(1, 16)] * 4, (1, 12), (1, 16), (1, 5)]
+
+
+@pytest.mark.parametrize("is_left", [False, True])
+def test_a_loader_within_the_loop_of_another_is_a_test_and_changes_nothing_of_it(trainer, monkeypatch, is_left):
+    """The rates of the first one followed no more, its steps were told twice, and nothing said that they went on."""
+    torch = pytest.importorskip("torch")
+    beats, make = trainer
+    monkeypatch.setattr(beats, "samples", 8)
+    weight = torch.nn.Parameter(torch.zeros(1))
+    optimizer = torch.optim.SGD([weight], lr=0.1)
+    loader, parent = make([16], optimizer=optimizer)
+    test = beats.loader([(torch.zeros(1), n) for n in range(20)], batch_size=8)
+    moved, tested = [], []
+    for number, (batch, _) in enumerate(loader):
+        before, weight.grad = weight.item(), torch.ones(1)
+        optimizer.step()
+        moved.append((len(batch), round(before - weight.item(), 4)))
+        if number in (2, 4):
+            for _, numbers in test:
+                tested += numbers.tolist()
+                if is_left and number == 4:
+                    break
+    parent.close()
+    assert moved == [(16, 0.2)] * 5 + [(12, 0.2)]
+    assert tested == [*range(20), *range(8 if is_left else 20)]
+    told = [(line.steps, line.batch_size) for line in parent.said if isinstance(line, StepLine)]
+    assert told == [(1, 16)] * 5 + [(1, 12)]
+    ways = [line.word for line in parent.said if isinstance(line, Said)]
+    assert ways == ["back", "away", "back", "away", "back", "away"]
+    assert (loader.position, loader.epoch) == (100, 1)

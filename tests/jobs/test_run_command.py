@@ -14,11 +14,11 @@ from log_world import started
 from steady_fake import SteadyFake
 from train_world import log_in
 
-from underwatt.budget import Budget, parse_budget
+from underwatt.budget import Budget, Schedule, parse_budget
 from underwatt.control.live_budget import LiveBudget
 from underwatt.control.pilot import Pilot
 from underwatt.errors import BudgetError, StepError
-from underwatt.events import BudgetChanged, Ended, Measured, Noted, Planned, Progressed, Verdict
+from underwatt.events import BudgetChanged, Ended, Measured, Noted, Planned, Progressed, SettingChanged, Verdict
 from underwatt.jobs.command import CommandWorkload, Limits
 from underwatt.jobs.command_run import run_command
 from underwatt.jobs.runs import Run, RunOptions, RunResult, stopped
@@ -124,8 +124,17 @@ def test_a_command_that_is_over_before_it_can_be_measured_is_not_started_for_eve
 
 
 def test_the_watts_of_this_hour_are_searched_under(tmp_path: Path) -> None:
-    live = LiveBudget(parse_budget("00:00-01:00=4W,else=20W"), time_of_day_s=60.0)
-    with pytest.raises(BudgetError, match="4 W is less than the device draws"):
+    live = LiveBudget(Budget(schedule=Schedule.of([(0.0, 4.0), (3.0, 20.0)])))
+    with pytest.raises(StepError, match="no more data"):
+        run_it(tmp_path, command(FAILING, "30"), live, (8,), known=True)
+    log = log_in(tmp_path / "run")
+    assert any("4 W cannot be held, and training waits" in note.text for note in log.of(Noted))
+    assert next(event.at_s for event in log.of(SettingChanged) if event.state == "holding") >= 3.0
+
+
+def test_watts_of_which_none_can_ever_be_held_are_an_error(tmp_path: Path) -> None:
+    live = LiveBudget(parse_budget("00:00-01:00=4W,else=4.5W"), time_of_day_s=60.0)
+    with pytest.raises(BudgetError, match=r"4\.5 W is less than the device draws"):
         run_it(tmp_path, command(FAILING, "100000"), live, (8,))
     end = log_in(tmp_path / "run").end
     assert end is not None

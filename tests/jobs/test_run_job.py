@@ -260,3 +260,53 @@ def test_a_busy_machine_is_given_a_hint(monkeypatch: pytest.MonkeyPatch) -> None
     assert "OMP_NUM_THREADS=1" in (threads_note() or "")
     monkeypatch.setattr(os, "getloadavg", lambda: (0.5, 0.5, 0.5))
     assert threads_note() is None
+
+
+def without_checkpoint(folder: Path) -> None:
+    for path in folder.glob("*.pt"):
+        path.unlink()
+
+
+@pytest.mark.parametrize("left", ["", '{"kind":"star', "\0" * 40])
+def test_a_run_that_was_killed_before_it_began_begins_when_it_is_gone_on_with(tmp_path: Path, left: str) -> None:
+    """What systemd does at the next start of a board, after a power cut in the first seconds."""
+    folder = tmp_path / "run"
+    folder.mkdir()
+    (folder / "log.jsonl").write_text(left)
+    assert train(folder, blobs(target=1.01), limit=160, resume=True).samples == 160
+    log = log_in(folder)
+    assert len(log.of(Started)) == 1
+    assert any("no checkpoint" in note.text and "begins anew" in note.text for note in log.of(Noted))
+    assert not left or (folder / "log.damaged.jsonl").read_text() == left
+
+
+def test_a_run_without_a_checkpoint_begins_anew_and_what_it_took_counts(tmp_path: Path) -> None:
+    folder, job = tmp_path / "run", blobs(target=1.01)
+    first = train(folder, job, limit=1600)
+    without_checkpoint(folder)
+    again = train(folder, job, limit=160, resume=True)
+    assert again.samples == 160
+    assert again.elapsed_s > first.elapsed_s
+    assert again.energy_j > first.energy_j
+    log = log_in(folder)
+    assert (len(log.of(Started)), len(log.of(Resumed))) == (1, 1)
+    [note] = [note.text for note in log.of(Noted) if "begins anew" in note.text]
+    assert "J that were taken before count on" in note
+    assert train(folder, job, limit=320, resume=True).samples == 320, "now there is one"
+
+
+def test_nothing_of_a_run_without_a_checkpoint_is_lost_or_mixed(tmp_path: Path) -> None:
+    folder, job = tmp_path / "run", blobs(target=1.01)
+    train(folder, job, limit=160)
+    weights = (folder / "last.pt").read_bytes()
+    for path in folder.glob("checkpoint*.pt"):
+        path.unlink()
+    with pytest.raises(InputError, match="another job"):
+        train(folder, blobs(optimizer=torch.optim.SGD), resume=True)
+    train(folder, job, limit=320, resume=True)
+    assert (folder / "last.before.pt").read_bytes() == weights
+    train(tmp_path / "reached", blobs())
+    for path in (tmp_path / "reached").glob("checkpoint*.pt"):
+        path.unlink()
+    with pytest.raises(InputError, match="has ended: reached"):
+        train(tmp_path / "reached", blobs(), resume=True)

@@ -11,6 +11,7 @@ import torch
 from run_world import virtual
 from train_world import blobs, happening, log_in, same, state_in, train
 
+from underwatt._files import write_atomically
 from underwatt.budget import Budget
 from underwatt.control.live_budget import LiveBudget
 from underwatt.control.pilot import Pilot
@@ -319,6 +320,35 @@ def test_a_full_disk_ends_no_training(tmp_path: Path, monkeypatch: pytest.Monkey
     assert checkpoint.exists(folder), "there was room again"
     assert state_in(folder)["samples"] == 320
     assert not (folder / "checkpoint.tmp").exists()
+
+
+def no_room_for(monkeypatch: pytest.MonkeyPatch, *names: str) -> None:
+    """Have what PyTorch writes under these names fail as on a full disk."""
+
+    def full(path: Path, content: Any, **more: Any) -> None:
+        if path.name not in names:
+            write_atomically(path, content, **more)
+            return
+        with Path("/dev/full").open("wb", buffering=0) as file:
+            content(file)
+
+    monkeypatch.setattr(checkpoint, "write_atomically", full)
+
+
+def test_on_a_disk_too_full_for_a_checkpoint_the_model_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    no_room_for(monkeypatch, checkpoint.NAME, checkpoint.BEST)
+    trained = train(tmp_path / "run", blobs())
+    assert (trained.outcome, trained.not_kept, trained.model) == ("reached", "", None)
+    assert trained.last_model is not None
+    said = {note.text for note in log_in(tmp_path / "run").of(Noted) if "could be written" in note.text}
+    assert said == {f"No {what} could be written (No space left on device)." for what in ("checkpoint", "best model")}
+
+
+def test_where_no_model_could_be_kept_it_is_said_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    no_room_for(monkeypatch, checkpoint.NAME, checkpoint.BEST, checkpoint.LAST)
+    trained = train(tmp_path / "run", blobs())
+    assert (trained.outcome, trained.not_kept) == ("reached", "No space left on device")
+    assert (trained.model, trained.last_model) == (None, None)
 
 
 @pytest.mark.parametrize(("every", "limit"), [(200, 1600), (16, 400)])

@@ -152,7 +152,7 @@ class Display:
 
 # Of runs that came to an end, see docs/running.md; 1 and 2 are errors.
 OUTCOME_CODES = {"limit": 3, "plateau": 3, "energy spent": 4, "diverged": 5}
-NOT_HELD = 6
+NOT_HELD, NOT_KEPT = 6, 7
 
 
 @app.command("run")
@@ -192,7 +192,7 @@ def run(
         record = to_json(ended)
         kept_in = {"folder": record.pop("folder"), "verdict": verdict.judgement.value}
         common.say_json({**record, **kept_in}, None)
-        raise Exit(exit_code(ended.outcome, verdict))
+        raise Exit(exit_code(ended.outcome, verdict, ended.not_kept))
     # In the words and with the figures of the report.
     from underwatt.reports.gather_run import happened
 
@@ -206,7 +206,10 @@ def run(
         last = f" The last one is {ended.last_model}." if ended.model and ended.last_model else ""
         common.say(f"{escape(f'{which} {model}.{last}')} To load it:")
         common.say(escape(f"model.load_state_dict(torch.load({str(model)!r}))"))
-    raise Exit(exit_code(ended.outcome, verdict))
+    if ended.not_kept:
+        text = f"The model was not kept, neither the best nor the last: {ended.not_kept}."
+        common.say(f"[bold red]{escape(text)}[/] Make room, and train again.")
+    raise Exit(exit_code(ended.outcome, verdict, ended.not_kept))
 
 
 def _to_its_end(log: RunRecord, display: Display) -> RunRecord:
@@ -218,10 +221,12 @@ def _to_its_end(log: RunRecord, display: Display) -> RunRecord:
     return replace(log, events=(*log.events, told))
 
 
-def exit_code(outcome: str, verdict: Verdict) -> int:
+def exit_code(outcome: str, verdict: Verdict, not_kept: str = "") -> int:
     """What a program is told of a run that came to an end: 0 where it reached its target, or its end, and was held."""
     if outcome == "diverged":
         return OUTCOME_CODES[outcome]
+    if not_kept:
+        return NOT_KEPT
     return NOT_HELD if verdict.held is False else OUTCOME_CODES.get(outcome, 0)
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from underwatt.control.headroom import COUNTED_MARGIN, READ_MARGIN, Headroom
 from underwatt.control.judge import LiveJudge
 from underwatt.control.knowledge import Knowledge, seen_idle_w
-from underwatt.control.pacer import Pacer
+from underwatt.control.pacer import LONGEST_PAUSE_S, Pacer
 from underwatt.control.state import ControlOptions, ControlState, FastPath, Phase, is_back, throttle_ended, throttled
 from underwatt.control.steering import Steering
 from underwatt.errors import DeviceError, ModeError
@@ -191,6 +191,31 @@ class Actuator:
             if before is not None:
                 self._session.apply(before.mode)  # a write may have been half done
             return False
+        return True
+
+    def _wait_at_lowest(self, power_w: float) -> None:
+        """Waiting alone draws so much, which is more than is allowed: say so, and wait where it draws least."""
+        text = f"Waiting alone draws {power_w:.2f} W: {self.budget_w:g} W cannot be held, and training waits."
+        if (lowest := self.state.room.lowest()) != self.setting or not self.verdict.why:
+            self._note("warning", text)
+            self.judge.because(text)
+            self._use(lowest, Phase.CORRECTING, "waiting draws least there")
+
+    def _wait_for_watts(self, least_w: float, follow: Callable[[float], object]) -> bool:
+        """Before the first step: wait while no more is allowed than what waiting draws; whether it was."""
+        if self.budget_w > least_w:
+            return False
+        self._wait_at_lowest(min(least_w, self.state.room.base.idle_w or least_w))
+        while self.budget_w <= least_w and self.energy_j < self._most_j:
+            begin_s = self._now_s()
+            self.sleep(LONGEST_PAUSE_S)
+            now_s = self._now_s()
+            self._meter.pause(begin_s, now_s)
+            self._paused_s += now_s - begin_s
+            follow(now_s)
+            self._hear_verdict(now_s)
+            self._waiting()
+        self._pacer.skip(self._now_s())
         return True
 
     def _expect(self, setting: Setting, now_s: float) -> None:

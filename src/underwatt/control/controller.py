@@ -63,10 +63,11 @@ class Controller(Actuator):
 
     # What the training loop calls
 
-    def begin(self) -> Setting:
-        """Choose the first setting; raises ``BudgetError`` where waiting alone draws more than the budget."""
+    def begin(self, least_w: float = 0.0) -> Setting:
+        """Choose the first setting, once more than ``least_w`` is allowed; ``BudgetError`` where that is never so."""
         self._follow_budget(self._elapsed_s(), "start")
-        if self.setting is None:
+        if self._wait_for_watts(least_w, self._follow) or self.setting is None:
+            self._stepped_s = self._now_s()
             self._seek()
         if self.setting is None:
             raise OutOfMemoryError(
@@ -187,9 +188,7 @@ class Controller(Actuator):
 
     def _look(self, now_s: float) -> None:
         self.state = replace(self.state, next_look_s=now_s + self._options.look_s)
-        elapsed_s = now_s - self._begun_s
-        self._follow_budget(elapsed_s, "changed" if self._live.poll(elapsed_s) else "schedule")
-        if not self._sensor_works(now_s):
+        if not self._follow(now_s):
             return
         self._meter.check_sensor()
         self._hear_verdict(now_s)
@@ -207,7 +206,7 @@ class Controller(Actuator):
             self._cannot_hold(now_s)
         elif self.measuring is None and is_stepping and now_s >= self.state.next_search_s:
             self.state = replace(self.state, next_search_s=now_s + self._options.short_s)
-            level_ends_s = self._begun_s + self._live.next_change_s(elapsed_s)
+            level_ends_s = self._begun_s + self._live.next_change_s(now_s - self._begun_s)
             may_search = control.may_search(self.state, now_s, level_ends_s, is_over=self.judge.is_over)
             if may_search and not self._search.is_done(self.state.room):
                 self._seek()
@@ -220,15 +219,16 @@ class Controller(Actuator):
         if self.setting is not None and self.knowledge.of(self.setting) is not None:
             self.knowledge.saw_idle(self.setting, power_w)
         self._set_pace()
-        room = self.state.room
-        if room.fits_something() or not self._search.is_done(room):
+        if (room := self.state.room).fits_something() or not self._search.is_done(room):
             self._use_best(Phase.CORRECTING, f"pauses drew {power_w:.2f} W")
             return
-        text = f"Waiting alone draws {power_w:.2f} W: {self.budget_w:g} W cannot be held, and training waits."
-        if (lowest := room.lowest()) != self.setting or not self.verdict.why:
-            self._note("warning", text)
-            self.judge.because(text)
-            self._use(lowest, Phase.CORRECTING, "waiting draws least there")
+        self._wait_at_lowest(power_w)
+
+    def _follow(self, now_s: float) -> bool:
+        """Follow the budget to a moment; whether there are readings."""
+        elapsed_s = now_s - self._begun_s
+        self._follow_budget(elapsed_s, "changed" if self._live.poll(elapsed_s) else "schedule")
+        return self._sensor_works(now_s)
 
     def _follow_budget(self, elapsed_s: float, why: str) -> None:
         before, changed = self.state, why == "changed"
@@ -237,9 +237,9 @@ class Controller(Actuator):
         if room is before.room:
             return
         is_first = math.isnan(before.room.budget_w)
-        self._may_refuse = self._may_refuse and is_first
+        self._may_refuse = self._may_refuse and is_first and watts >= self._live.most_w(elapsed_s)
         if is_first:
-            room.check(watts)
+            room.check(self._live.most_w(elapsed_s))
         elif not room.can_wait(watts):
             self._note("warning", f"Waiting alone draws more than {watts:g} W: training waits until more is allowed.")
         self._set_pace()

@@ -141,7 +141,7 @@ class Headroom:
         return idle_w is None or self.has_knobs or not self.can_pause or can_hold(watts, idle_w)
 
     def check(self, watts: float) -> None:
-        """Raise ``BudgetError`` where waiting alone draws more, and there is no clock to lower."""
+        """Raise ``BudgetError`` where waiting alone draws more than these, the most that are to come, at any clocks."""
         if not self.can_wait(watts):
             assert self.base.idle_w is not None
             least_w = math.ceil(10 * self.base.idle_w / (1 - LEAST_RELIEF)) / 10
@@ -230,18 +230,23 @@ class Headroom:
         )
 
 
-def check_lowest(session: Session, set_modes: bool, budget_w: float) -> None:
-    """A device draws more than the budget while it waits: raise ``BudgetError`` where its lowest clocks do not help."""
+def lowest_idle_w(session: Session, set_modes: bool, live: LiveBudget, elapsed_s: float) -> float:
+    """A device draws more than the budget while it waits: what it draws at its lowest clocks, which it is left at.
+
+    Raises ``BudgetError`` where the most watts that are to come cannot be held there either.
+    """
     space = permitted_space(session.device) if set_modes else session.device.space.only(())
     if not space.knobs:
-        return  # the controller says so
+        # Whether that is ever allowed, the controller says; where no pauses hold a budget, nothing is waited for.
+        return measure_idle(session.device) / (1 - LEAST_RELIEF) if allows_pauses(live.budget) else 0.0
     session.apply(PowerMode.of({knob.name: min(knob.values) for knob in space.knobs}))
     lowest_w = measure_idle(session.device)
-    if budget_w <= lowest_w:
+    if (most_w := live.most_w(elapsed_s)) <= lowest_w:
         raise BudgetError(
-            f"{budget_w:g} W is less than the device draws while it waits at its lowest clocks ({lowest_w:.2f} W).",
+            f"{most_w:g} W is less than the device draws while it waits at its lowest clocks ({lowest_w:.2f} W).",
             hint=f"The smallest budget that can be held is above {lowest_w:.2f} W.",
         )
+    return lowest_w
 
 
 class LevelSearch:

@@ -121,6 +121,15 @@ class LiveBudget:
         pieces = self.schedule.pieces(begin_s, end_s)
         return min((level_w for _, _, level_w in pieces), default=self.schedule.power_w(begin_s))
 
+    def most_w(self, elapsed_s: float) -> float:
+        """The most that holds at any moment from one on; inf where none are bounded."""
+        if self.schedule is None:
+            return math.inf
+        if self.schedule.period_s is not None:
+            return self.schedule.highest_w
+        levels = zip(self.schedule.begins_s, self.schedule.levels_w, strict=True)
+        return max([self.power_w(elapsed_s), *(level_w for begin_s, level_w in levels if begin_s > elapsed_s)])
+
     def next_change_s(self, elapsed_s: float) -> float:
         """When other watts will hold, as far as it is known."""
         return self.schedule.next_change_s(elapsed_s) if self.schedule else math.inf

@@ -17,7 +17,7 @@ from underwatt import __version__
 from underwatt.control.actuator import TEST
 from underwatt.control.controller import Controller
 from underwatt.control.divergence import Losses
-from underwatt.control.headroom import check_lowest
+from underwatt.control.headroom import lowest_idle_w
 from underwatt.control.judge import LiveJudge
 from underwatt.control.measured_search import comparable
 from underwatt.control.publisher import LATE_S, PERIOD_S, Publisher
@@ -122,8 +122,8 @@ class Pilot:
         self._session = stack.enter_context(self._session)
         if self._idle_w is None:  # also where no mean watts are bounded yet: somebody may ask for some later
             self._idle_w = measure_idle(self.device)
-        if self.can_pause and self._live.power_w(self._elapsed_s) < self._idle_w:
-            check_lowest(self._session, self._set_modes, self._live.power_w(self._elapsed_s))
+        is_low = self.can_pause and self._live.power_w(self._elapsed_s) < self._idle_w
+        least_w = lowest_idle_w(self._session, self._set_modes, self._live, self._elapsed_s) if is_low else 0.0
         self._begun_s = self.device.clock.now_s() - self._elapsed_s
         self.meter.listen(lambda read: self._fast.heard(read.at_s, read.power_w, self._live.has_news()))
         if self._publisher.log is not None:
@@ -133,7 +133,7 @@ class Pilot:
         self._say_start()
         if self._session.recovered:
             self.note("info", "A killed session had left the device changed; put back.")
-        self._controller.begin()
+        self._controller.begin(least_w)
 
     def _make_controller(self) -> Controller:
         space = permitted_space(self.device) if self._set_modes else self.device.space.only(())

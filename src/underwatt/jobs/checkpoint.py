@@ -61,26 +61,39 @@ def save_model(path: Path, model: torch.nn.Module) -> None:
     weights = _loadable(model.state_dict())
     for name, value in weights.items():
         weights[name] = value.cpu() if isinstance(value, torch.Tensor) else value
-    write_atomically(path, lambda file: torch.save(weights, file))
+    write_atomically(path, lambda file: _pickled(weights, file))
+
+
+def _pickled(content: Any, file: BinaryIO) -> _Counted:
+    counted = _Counted(file)
+    try:
+        torch.save(content, counted)  # type: ignore[arg-type]
+    except RuntimeError as exc:
+        raise counted.failure or exc from None  # PyTorch makes words of its own of a disk that is full
+    return counted
 
 
 def _write(content: Any, file: BinaryIO) -> None:
-    counted = _Counted(file)
-    torch.save(content, counted)  # type: ignore[arg-type]
+    counted = _pickled(content, file)
     file.write(_MARK + counted.digest.hexdigest().encode())
 
 
 class _Counted:
-    """A file whose checksum is known when all is written."""
+    """A file whose checksum is known when all is written, and which knows why something could not be."""
 
     def __init__(self, file: BinaryIO) -> None:
         self._file = file
         self.digest = hashlib.sha256()
         self.flush = file.flush
+        self.failure: OSError | None = None
 
     def write(self, data: Any) -> int:
         self.digest.update(data)
-        return self._file.write(data)
+        try:
+            return self._file.write(data)
+        except OSError as exc:
+            self.failure = exc
+            raise
 
 
 def _loadable(value: Any) -> Any:

@@ -57,9 +57,7 @@ def ask(size: int = 0) -> int:
     """What to go on with: waits as long as the budget asks for, and gives the batch size; 0 is the training's end."""
     global _calm_until_s, _is_answered
     while _is_heard() and _answers >= 0:
-        if _size > 0 and time.monotonic() < _calm_until_s:
-            break
-        if not _send("ask\n", is_ask=True):
+        if (_size > 0 and time.monotonic() < _calm_until_s) or not _send("ask\n", is_ask=True):
             break
         answer = _hear(ANSWER_S if _is_answered else 0.0)
         _is_answered = answer is not None
@@ -82,16 +80,12 @@ def oom(what: "int | BaseException" = 0) -> int:
             if not beat.oom(error): raise
     """
     global _calm_until_s
-    size = what if isinstance(what, int) else 0
     if isinstance(what, BaseException) and not (isinstance(what, MemoryError) or "out of memory" in str(what).lower()):
         return 0
-    if not size and _loader:
-        size = _loader[0].handed_out
+    size = (what if isinstance(what, int) else 0) or (_loader[0].handed_out if _loader else 0)
     _send(f"oom {size}\n" if size else "oom\n")
-    if not _is_heard() or _answers < 0:
-        return 0
     _calm_until_s = 0.0
-    smaller = ask(0)
+    smaller = ask(0) if _is_heard() and _answers >= 0 else 0
     if not smaller or (size and smaller >= size):
         return 0
     if _loader:
@@ -181,6 +175,15 @@ class _Loader:
         return left // max(1, self.size) if self.drop_last else -(-left // max(1, self.size))
 
     def __iter__(self) -> "typing.Iterator[typing.Any]":
+        if _loader and _loader[0].is_under_way:  # a test in the loop of another: all of its data, and no steps
+            inner = _Loader(self.dataset, self.usual_size, self._shuffle, self.drop_last, self._sampler)
+            inner.position = 0
+            away()
+            try:
+                yield from _torch().utils.data.DataLoader(self.dataset, batch_sampler=_Batches(inner), **self._more)
+            finally:
+                back()
+            return
         if self._data is None:
             self._data = _torch().utils.data.DataLoader(self.dataset, batch_sampler=_Batches(self), **self._more)
         _loader[:] = [self]
@@ -323,11 +326,8 @@ def _hear(within_s: float) -> "tuple[float, float] | None":
     try:
         while _owed > 0 and _poll.poll(max(0.0, 1e3 * (until_s - time.monotonic()))):
             lines = os.read(_answers, 4096).split(b"\n")[:-1]
-            if not lines:  # whoever answered is gone
-                _answers = -1
-            _owed = _owed - len(lines) if lines else 0
-            for line in lines:
-                size, wait_s, calm_s = line.split()
+            _answers, _owed = (_answers, _owed - len(lines)) if lines else (-1, 0)  # or whoever did is gone
+            for size, wait_s, calm_s in map(bytes.split, lines):
                 _size, answer = int(size), (float(wait_s), float(calm_s))
     except (OSError, ValueError):
         return None

@@ -186,6 +186,7 @@ class RunResult:
     energy_j: float
     folder: Path | None = None
     best_score: float | None = None  # of the model in ``model``
+    not_kept: str = ""  # why there is no model: neither the best nor the last could be written
 
     @property
     def model(self) -> Path | None:
@@ -292,14 +293,17 @@ def run_job(run: Run, job: Job) -> RunResult:
     every = run.options.evaluate_every or max(lengths[0] // 5, lengths[1], *sizes)  # more often would show little new
     cost = count_cost(job) if isinstance(run.device, SimulatesLoad) else None
     state = progress = None
-    taken, damage = SoFar(), ""
+    taken, found = SoFar(), ""
     with contextlib.ExitStack() as stack:
         run.claim_folder(stack)
         if run.options.resume:
-            state, progress, damage = checkpoint.load(run.folder, workload.id)
-            if progress.done:
-                raise InputError(f"The run in {run.folder} has ended: {progress.done}.", hint=checkpoint.AFRESH)
-            taken = taken_so_far(run.folder / LOG_NAME, progress)
+            if not checkpoint.exists(run.folder) and (run.folder / LOG_NAME).is_file():
+                taken, found = _taken_in_vain(run.folder, workload)
+            else:
+                state, progress, found = checkpoint.load(run.folder, workload.id)
+                if progress.done:
+                    raise InputError(f"The run in {run.folder} has ended: {progress.done}.", hint=checkpoint.AFRESH)
+                taken = taken_so_far(run.folder / LOG_NAME, progress)
             run.live.resumes(taken.elapsed_s)
         training = Training(job, sizes[0])
         stack.callback(training.close)
@@ -310,19 +314,13 @@ def run_job(run: Run, job: Job) -> RunResult:
             known = [one for one in known if one.status is not Status.OUT_OF_MEMORY]
         pilot = replace(run, batch_sizes=sizes).pilot(stack, workload, known, cost=cost, elapsed_s=taken.elapsed_s)
         pilot.target = job.target if job.has_target else None
-        if progress is not None:
-            pilot.continues(
-                samples=training.samples,
-                steps=training.steps,
-                share=progress.share,
-                energy_j=taken.energy_j,
-                verdict=taken.verdict,
-            )
-            pilot.score = progress.score
+        share, pilot.score = (progress.share, progress.score) if progress else (0.0, None)
+        samples, steps = training.samples, training.steps
+        pilot.continues(samples=samples, steps=steps, share=share, energy_j=taken.energy_j, verdict=taken.verdict)
         with pilot:
             if progress is not None:
                 pilot.note("info", going_on(training.samples, run.live, taken.elapsed_s, taken.posted))
-            for text in filter(None, (damage, taken.warning, left_out)):
+            for text in filter(None, (found, taken.warning, left_out)):
                 pilot.note("warning", text)
             effort = Effort(every, run.options.limit_samples or job.limit_samples)
             return train_under_budget(
@@ -334,6 +332,35 @@ def run_job(run: Run, job: Job) -> RunResult:
                 progress=progress,
                 watch=lambda: run.watch(pilot),
             )
+
+
+def _taken_in_vain(folder: Path, workload: WorkloadInfo) -> tuple[SoFar, str]:
+    """Of a run that left a log and no checkpoint, as where it was killed at once: what it took, and what to say.
+
+    Its time and joules count on. What would be overwritten, a log that cannot be read and weights, is put aside.
+    """
+    from underwatt.jobs import checkpoint
+
+    log, said = folder / LOG_NAME, f"There is no checkpoint in {folder}: training begins anew."
+    if not log.stat().st_size:
+        return SoFar(), said
+    try:
+        record = read_log(log)
+    except InputError as exc:
+        log.replace(aside := log.with_name("log.damaged.jsonl"))
+        return SoFar(), f"{said} {exc.message} It is kept as {aside.name}."
+    if record.start.workload.id != workload.id:
+        hint = "Undo the change, or start a run without --resume, in a folder of its own."
+        raise InputError(f"The run in {folder} is of another job, or of this one before it was changed.", hint=hint)
+    for path in (folder / checkpoint.BEST, folder / checkpoint.LAST):
+        if path.is_file():
+            if record.end is not None and record.end.outcome == "reached":
+                raise InputError(f"The run in {folder} has ended: reached.", hint=checkpoint.AFRESH)
+            path.replace(aside := path.with_name(f"{path.stem}.before{path.suffix}"))
+            said += f" What it had trained is kept as {aside.name}."
+    taken = taken_so_far(log)
+    joules = f"{taken.energy_j:.3g} J that were taken before count on."
+    return taken, f"{said} The {taken.elapsed_s:.3g} s and {joules}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -86,6 +86,7 @@ class _Loop:
         self._said_samples = 0  # when it was last said that there is no better score
         self._guard = StepGuard()
         self._saved_samples = training.samples if progress else None  # of the checkpoint in the folder
+        self._unkept: dict[str, str] = {}  # which weights could not be written, and why
         self._next_save_s = -math.inf  # at once: a run that is killed early can go on too
 
     def run(self, watch: Callable[[], None]) -> RunResult:
@@ -114,9 +115,14 @@ class _Loop:
         else:
             # With more samples or joules it can go on.
             self._save(outcome if outcome == "reached" else "", ended=True, last=True)
+            for name in tuple(self._unkept):  # once more: a draft that was too large for the disk is gone
+                if name == checkpoint.LAST or self._best_samples == self._training.samples:
+                    self._keep(name)
         pilot, training = self._pilot, self._training
         took = training.samples, training.steps, pilot.elapsed_s, pilot.energy_j
-        return RunResult(outcome, self._score, *took, self._folder, self._best)
+        best_score = None if checkpoint.BEST in self._unkept else self._best
+        not_kept = self._unkept.get(checkpoint.LAST, "") if best_score is None else ""
+        return RunResult(outcome, self._score, *took, self._folder, best_score, not_kept)
 
     def _step(self) -> None:
         pilot, training = self._pilot, self._training
@@ -232,16 +238,26 @@ class _Loop:
         self._pilot.note("warning", f"{text} Train with a lower learning rate, or look for what is odd in the data.")
 
     def _keep_best(self) -> None:
-        if self._folder is not None:
-            with self._disk_may_fail("best model"):
-                checkpoint.save_model(self._folder / checkpoint.BEST, self._training.model)
+        self._keep(checkpoint.BEST)
+
+    def _keep(self, name: str) -> None:
+        """Write the weights as they are under a name."""
+        if self._folder is None:
+            return
+        what = "best model" if name == checkpoint.BEST else "last model"
+        with self._disk_may_fail(what, name):
+            checkpoint.save_model(self._folder / name, self._training.model)
+            self._unkept.pop(name, None)
 
     @contextlib.contextmanager
-    def _disk_may_fail(self, what: str) -> Iterator[None]:
+    def _disk_may_fail(self, what: str, name: str = "") -> Iterator[None]:
         try:
             yield
         except (OSError, RuntimeError) as exc:  # PyTorch makes some of the first into the second
-            self._pilot.note("warning", f"No {what} could be written ({getattr(exc, 'strerror', None) or exc}).")
+            why = getattr(exc, "strerror", None) or str(exc)
+            self._pilot.note("warning", f"No {what} could be written ({why}).")
+            if name:
+                self._unkept[name] = why
 
     def _save(self, done: str = "", *, ended: bool = False, last: bool = False) -> None:
         """Write a checkpoint, but none of a model that has diverged, or may have; a full disk ends no training."""
@@ -265,8 +281,9 @@ class _Loop:
         with self._disk_may_fail("checkpoint"), pilot.moving_state():
             checkpoint.save(self._folder, self._training, progress)
             self._saved_samples = self._training.samples
-            if last:
-                checkpoint.save_model(self._folder / checkpoint.LAST, self._training.model)
+        if last:  # also where there was no room for a checkpoint, which is larger
+            with pilot.moving_state():
+                self._keep(checkpoint.LAST)
 
 
 class StepGuard:
