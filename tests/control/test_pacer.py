@@ -181,6 +181,7 @@ def test_where_waiting_draws_as_much_as_the_budget_there_are_no_steps_until_that
     load, meter, pacer = made(4.05)
     with meter:
         assert not pacer.can_hold
+        load.drawn_w = 4.0
         load.clock.sleep(0.05)
         pacer.stepped(load.clock.now_s())
         for _ in range(100):
@@ -467,3 +468,33 @@ def test_a_process_that_was_stopped_for_a_while_pays_nothing_back_for_it(what: s
             pacer.turn_back(load.clock.now_s())
         mean_w, _ = hold(load, meter, pacer, 0.05, 12.0, 4.0, 60.0)
     assert mean_w == pytest.approx(8.0, rel=0.03)
+
+
+@pytest.mark.parametrize("counter", [True, False])
+def test_waiting_that_was_taken_to_draw_too_much_ends_once_it_is_seen_that_it_does_not(counter: bool) -> None:
+    """A run stood still for ever at 1.08 W of 1.2 W: without steps, nothing told that waiting draws less than believed."""
+    load = Load(counter=counter, lag_s=0.5)
+    with Meter(load) as meter:  # type: ignore[arg-type]
+        pacer = Pacer(meter, 6.95, 0.0)
+        pacer.set_budget(7.0, 6.95)
+        pacer.expect(10.0, 0.1)
+        assert not pacer.can_hold
+        mean_w, _ = hold(load, meter, pacer, 0.1, 10.0, 4.0, 60.0)
+        mean_w, _ = hold(load, meter, pacer, 0.1, 10.0, 4.0, 120.0)
+    assert 0.97 * 7.0 < mean_w < 1.015 * 7.0
+
+
+@pytest.mark.parametrize("budget_w", [3.0, 4.0, 4.05])
+def test_watts_that_are_below_waiting_or_as_much_are_no_error(budget_w: float) -> None:
+    """What draws no more than waiting, as a checkpoint that is written, divided by nothing."""
+    load, meter, pacer = made(budget_w)
+    with meter:
+        pacer.expect(10.0, 0.1)
+        pacer.turn_to("moving state", 4.0, load.clock.now_s())
+        load.drawn_w = 4.0
+        for _ in range(3):
+            load.clock.sleep(1.0)
+            pacer.stepped(load.clock.now_s())
+        pacer.turn_back(load.clock.now_s())
+        pacer.stepped(load.clock.now_s())
+        assert pacer.pause_s() > 0

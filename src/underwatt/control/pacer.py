@@ -100,8 +100,13 @@ class Pacer:
     @property
     def helps(self) -> bool:
         """Whether pauses pay anything back, by what long ones drew of late and not only by what waiting should draw."""
-        is_seen = self._waits_s > -math.expm1(-1.0) * FUTILE_S
-        return self.can_hold and not (is_seen and not can_hold(self._budget_w, self._waits_j / self._waits_s))
+        waits_w = self._seen_waiting_w
+        return self.can_hold and (waits_w is None or can_hold(self._budget_w, waits_w))
+
+    @property
+    def _seen_waiting_w(self) -> float | None:
+        """What long pauses drew of late; ``None`` where there were too few of them to tell."""
+        return self._waits_j / self._waits_s if self._waits_s > -math.expm1(-1.0) * FUTILE_S else None
 
     @property
     def _owes(self) -> bool:
@@ -193,6 +198,9 @@ class Pacer:
         self._owed_s -= seconds
         self._busy_from_s = now_s
         self.take_in()
+        waits_w = self._seen_waiting_w
+        if self._owed_s == math.inf and waits_w is not None and can_hold(self._budget_w, waits_w):
+            self._idle_w, self._owed_s = waits_w, 0.0  # it was taken to draw more, and nothing else would tell
         if self._pays_as_counted and self._owed_s < math.inf:
             self._debt_j = min(self._debt_j, self._due_j)  # what draws too much in a pause is no step
             self._owed_s = self._unpaid_s(now_s)
@@ -439,4 +447,6 @@ class _StepCost:
     def share(self, budget_w: float, idle_w: float) -> float:
         """The share of the time that steps may take, as long as they usually do, where waiting draws ``idle_w``."""
         steps_j, left_j = self._joules - idle_w * self._seconds, (budget_w - idle_w) * self._unit_s * self._units
-        return 1.0 if steps_j <= left_j else left_j / steps_j
+        if steps_j <= left_j:
+            return 1.0
+        return left_j / steps_j if left_j > 0 else 0.0
