@@ -472,7 +472,7 @@ def test_a_process_that_was_stopped_for_a_while_pays_nothing_back_for_it(what: s
 
 @pytest.mark.parametrize("counter", [True, False])
 def test_waiting_that_was_taken_to_draw_too_much_ends_once_it_is_seen_that_it_does_not(counter: bool) -> None:
-    """A run stood still for ever at 1.08 W of 1.2 W: without steps, nothing told that waiting draws less than believed."""
+    """A run stood still for ever at 1.08 W of 1.2: without steps, nothing told that waiting draws less than that."""
     load = Load(counter=counter, lag_s=0.5)
     with Meter(load) as meter:  # type: ignore[arg-type]
         pacer = Pacer(meter, 6.95, 0.0)
