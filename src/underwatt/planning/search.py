@@ -18,10 +18,13 @@ from underwatt.budget import Watts
 from underwatt.errors import BudgetError, InputError
 from underwatt.planning.problem import (
     DEFAULT_WINDOW_S,
+    KEPT_STD,
     LARGEST_SWING,
     Outlook,
     Problem,
     Projection,
+    allows_pauses,
+    can_pause,
     project,
     rows_of,
 )
@@ -215,9 +218,13 @@ class Search:
         """Everything that is known, made by this search or before it."""
         return (*self.known, *self._made)
 
-    def under(self, problem: Problem, *, most: int = MOST, least_gain: float = LEAST_GAIN) -> Search:
-        """The search for another budget over the same candidates, with all that is known by now."""
-        other = replace(self, problem=problem, known=self.measurements, most=most, least_gain=least_gain)
+    def under(self, problem: Problem, *, most: int = MOST, known: Sequence[Measurement] | None = None) -> Search:
+        """The search for another budget over the same candidates, with all that is known by now, or what is ``known``.
+
+        It ends at the usual gain.
+        """
+        known = self.measurements if known is None else known
+        other = replace(self, problem=problem, known=known, most=most, least_gain=LEAST_GAIN)
         other._fit = self._fit  # what was understood of the references is kept
         return other
 
@@ -261,10 +268,24 @@ class Search:
             return self._telling(np.flatnonzero(still_open), count)
         if np.isinf(self._highest_log_w).all():
             return [gentle(self.problem.candidates, still_open)]
-        sure = still_open & (self._highest_log_w <= self._most_log_w)
+        sure = still_open & ((self._highest_log_w <= self._most_log_w) | self._can_surely_pause())
         if not sure.any():
+            if self._pauses:
+                return []
             return [int(np.argmin(np.where(still_open, self._highest_log_w, np.inf)))]
         return self._telling(np.flatnonzero(sure), 1)
+
+    @property
+    def _pauses(self) -> bool:
+        """Whether pauses may keep the budget."""
+        return self.problem.idle_w is not None and allows_pauses(self.problem.budget)
+
+    def _can_surely_pause(self) -> NDArray[np.bool_]:
+        """Which candidates have steps short enough for pauses to keep the budget, by what was measured alone."""
+        if not self._pauses:
+            return np.zeros(len(self._untried), dtype=bool)
+        longest = [longest_log_s(self.problem.candidates, known) for known in self.measurements if known.usable]
+        return can_pause(np.exp(self._highest_log_w), np.exp(np.min(longest, axis=0)), self.problem.budget)
 
     def _around_middle(self, rows: NDArray[np.intp]) -> list[int]:
         """Batch sizes alone, from the middle outwards: what a search costs is training at the extremes."""
@@ -298,7 +319,12 @@ class Search:
         return rows, take_rows(prediction, rows)
 
     def _surely_fit(self, outlook: Outlook, log_step_s: Floats, highest_log_w: Floats) -> NDArray[np.bool_]:
-        """Which candidates may be tried while the budget must hold: nothing can be done about a step before it ends."""
+        """Which candidates may be tried while the budget must hold: nothing can be done about a step before it ends.
+
+        Of a search with pauses, those that can pause.
+        """
+        if self._pauses:
+            return np.asarray(outlook.drawn_std <= KEPT_STD)
         doubt, most_log_w = SURE * outlook.drawn_std, np.full(len(log_step_s), self._most_log_w)
         if self.problem.budget.watts is Watts.PEAK:
             doubt = SURE_OF_PEAK * np.maximum(outlook.drawn_std, LEAST_DOUBT)
@@ -317,6 +343,8 @@ class Search:
         if not self.safe:
             return least
         most_log_w = float(outlook.log_drawn_w[least]) + NEAR_LOWEST
+        if self._pauses:
+            return None  # what needs no pauses is tried without
         if any(math.log(self.problem.budget.drawn_w(known)) <= most_log_w for known in self.measurements):
             return None
         doubt = SURE_OF_PEAK * max(float(outlook.drawn_std[least]), LEAST_DOUBT)
@@ -392,6 +420,14 @@ def highest_log_w(candidates: SettingArray, measurement: Measurement, budget: Bu
     growth = np.maximum(change, 0.0).sum(axis=1)
     decline = np.where(growth == 0, change.sum(axis=1), 0.0)
     return np.asarray(math.log(budget.drawn_w(measurement)) + GROWTH * growth + DECLINE * decline)
+
+
+def longest_log_s(candidates: SettingArray, measurement: Measurement) -> Floats:
+    """The log of the longest that a step may take, by one that was measured: a knob slows it by its share at most."""
+    known = measurement.setting
+    values = np.column_stack([1 / candidates.values, candidates.batch_size])
+    change = np.log(values * [*known.mode.knobs().values(), 1 / known.batch_size])
+    return np.asarray(math.log(measurement.step_s) + np.maximum(change, 0.0).sum(axis=1))
 
 
 def expected_gain(problem: Problem, outlook: Outlook, best_log_score: float, caution: float = 1.0) -> Floats:
