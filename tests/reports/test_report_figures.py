@@ -181,7 +181,7 @@ def test_pauses_count_where_the_run_knew_what_they_draw(record: RunRecord) -> No
     assert report.front is not None
     assert alone.front is not None
     assert report.decision is not None
-    assert "held to 6 W mean by pauses (" in report.decision.sentence
+    assert "with pauses that are to hold it to 6 W mean (" in report.decision.sentence
     assert report.front.chosen.power_w.expected == pytest.approx(6.0)
     assert report.front.chosen.time_s.expected > 1.05 * alone.front.chosen.time_s.expected
     assert all(point.power_w <= 6 * (1 + 1e-9) for point in report.front.measured if point.fits)
@@ -223,7 +223,7 @@ def test_a_choice_that_draws_more_than_the_budget_is_not_said_to_be_within_it(re
     plan = Planned(at_s=20.0, chosen=most, expected=EXPECTED, reason="with pauses.")
     report = world.report(record=replace(record, events=(*record.events, plan)))
     assert report.decision is not None
-    assert "held to 6 W mean by pauses" in report.decision.sentence
+    assert "with pauses that are to hold it to 6 W mean" in report.decision.sentence
     assert "within" not in report.decision.sentence
 
 

@@ -221,6 +221,11 @@ class RunResult:
         """How the budget was kept, by the readings in the log."""
         return self.record().verdict()
 
+    @property
+    def late_s(self) -> float | None:
+        """By how much it ended after its deadline, negative before it; none without one, or where it ended undone."""
+        return self.record().late_s
+
 
 @dataclass(frozen=True)
 class Run:

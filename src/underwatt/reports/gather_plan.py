@@ -117,9 +117,9 @@ def decide(planned: PlanToExplain, target: float | None) -> tuple[str, tuple[Key
     how = "measured" if chosen.measured else "predicted, not yet measured"
     paused = bool(planned.paused[planned.row])
     over = not paused and budget.power_w is not None and chosen.power_w.expected > budget.power_w
-    kept = f"held to {budget} by pauses" if over or paused else f"within {budget}"
+    kept = f"with pauses that are to hold it to {budget}" if over or paused else f"within {budget}"
     if over:  # by what a pause draws is not known, so the time is that of the steps alone
-        kept += ", which take time on top"
+        kept += " and take time on top"
     gain = None if over else slower_other(planned)
     beside = ""
     if gain is not None:

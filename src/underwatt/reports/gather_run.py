@@ -24,6 +24,7 @@ from underwatt.events import (
     SettingChanged,
 )
 from underwatt.measure.steady import SENSOR_LAG_S
+from underwatt.planning.course import hours
 from underwatt.records import Profile, to_json
 from underwatt.reports.report_records import (
     Along,
@@ -386,8 +387,19 @@ def happened(record: RunRecord) -> str:
     knows_energy = math.isfinite(end.energy_j)
     took = [duration(end.at_s), *([energy(end.energy_j)] if knows_energy else []), counted(end.samples, "sample")]
     mean = f", {mean_power(*spent(record))}" if knows_energy else ""
-    text = f"The training{under} {how}{score} after {listed(took)}{mean}{why}.{_tests(record)}{damage}"
+    text = (
+        f"The training{under} {how}{score} after {listed(took)}{mean}{why}.{_deadline(record)}{_tests(record)}{damage}"
+    )
     return text if end.restored else f"{text} The device was not put back as it was: run `underwatt restore`."
+
+
+def _deadline(record: RunRecord) -> str:
+    """Whether it was made; nothing where there was none, or the training ended before it without being done."""
+    late_s, deadline_s = record.late_s, record.deadline_s
+    if late_s is None or deadline_s is None:
+        return ""
+    how = f"missed by {duration(late_s)}" if late_s > 0 else f"made, {duration(-late_s)} early"
+    return f" The deadline of {hours(deadline_s)} was {how}."
 
 
 def _tests(record: RunRecord) -> str:
