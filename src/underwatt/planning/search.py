@@ -22,6 +22,7 @@ from underwatt.planning.problem import (
     Outlook,
     Problem,
     Projection,
+    by_pauses,
     project,
     rows_of,
 )
@@ -235,7 +236,8 @@ class Search:
             raise BudgetError(
                 f"No measured setting keeps the budget of {budget}: the smallest power measured so far is "
                 f"{smallest_w:.4g} W.",
-                hint=f"Raise it to {math.ceil(10 * smallest_w) / 10:g} W, or offer lower clocks or smaller batches.",
+                hint=f"Raise it to {math.ceil(10 * smallest_w) / 10:g} W, or offer lower clocks or smaller batches."
+                + by_pauses(budget, self.problem.idle_w),
             )
         time_s, energy_j = min(known.time_s for known in kept), min(known.energy_j for known in kept)
         raise BudgetError(
