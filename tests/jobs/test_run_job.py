@@ -130,7 +130,7 @@ def test_a_folder_that_cannot_be_made_is_said(tmp_path: Path) -> None:
 def test_a_run_that_never_began_is_not_in_the_way(tmp_path: Path) -> None:
     with pytest.raises(BudgetError, match="lowest clocks") as refused:
         train(tmp_path / "run", blobs(), live=LiveBudget(Budget(power_w=0.3)))
-    assert "The smallest mean that pauses hold is above" in str(refused.value.hint)
+    assert "The smallest budget that pauses hold is above" in str(refused.value.hint)
     with pytest.raises(BudgetError, match="lowest clocks") as refused:
         train(tmp_path / "run", blobs(), live=LiveBudget(Budget(power_w=0.3, watts=Watts.PEAK)))
     assert "Peaks are not lowered by pauses" in str(refused.value.hint)

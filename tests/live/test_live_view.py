@@ -137,6 +137,16 @@ def test_entries_are_bounded() -> None:
     assert view.entries[-1]["number"] == ENTRIES + 50
 
 
+def test_a_warning_of_the_budget_is_gone_when_it_is_held_again() -> None:
+    view = RunView()
+    view.apply(Noted(at_s=3.0, level="warning", text="Over the budget: the mean of the last seconds is 4 W."))
+    view.apply(Noted(at_s=4.0, level="info", text="Within the budget of 3 W again."))
+    assert view.shown()["warning"] is None
+    view.apply(Noted(at_s=5.0, level="warning", text="Power cannot be read."))
+    view.apply(Noted(at_s=6.0, level="info", text="Within the budget of 3 W again."))
+    assert view.shown()["warning"] == {"text": "Power cannot be read.", "at_s": 5.0}
+
+
 def test_a_warning_stands_out_until_the_budget_changes() -> None:
     view = RunView()
     text = "Waiting alone draws 1.9 W: 1 W cannot be held, and training waits."

@@ -136,6 +136,7 @@ def test_budgets_that_change_often_are_told_by_their_range(record: RunRecord) ->
     many = [replace(step, power_w=4.0 + at) for at, step in enumerate(many)]
     assert "under budgets from 4 W to 12 W reached" in happened(replace(record, events=(*record.events, *many)))
     assert happened(budgets(record, power_w=None)).startswith("The training reached")
+    assert "under 6 W peak, then 5 W peak reached" in happened(budgets(record, watts="peak"))
 
 
 def test_expected_energy_names_the_budget_it_is_for(whole: Report) -> None:

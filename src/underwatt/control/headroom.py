@@ -147,7 +147,7 @@ class Headroom:
             least_w = math.ceil(10 * self.base.idle_w / (1 - LEAST_RELIEF)) / 10
             raise BudgetError(
                 f"{watts:g} W is less than the device draws while it waits ({self.base.idle_w:.2f} W), or as much.",
-                hint=f"The smallest mean that pauses hold is above {least_w:g} W.",
+                hint=f"The smallest budget that pauses hold is above {least_w:g} W.",
             )
 
     def time_at_level_s(self, elapsed_s: float, left_s: float, near: float) -> float:
@@ -245,7 +245,7 @@ def lowest_idle_w(session: Session, set_modes: bool, live: LiveBudget, elapsed_s
     if (most_w := live.most_w(elapsed_s)) <= lowest_w:
         raise BudgetError(
             f"{most_w:g} W is less than the device draws while it waits at its lowest clocks ({lowest_w:.2f} W).",
-            hint=f"The smallest mean that pauses hold is above {lowest_w:.2f} W."
+            hint=f"The smallest budget that pauses hold is above {lowest_w:.2f} W."
             if allows_pauses(live.budget)
             else "Peaks are not lowered by pauses: the budget must allow what a step draws, which is more.",
         )

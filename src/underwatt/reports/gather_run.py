@@ -411,13 +411,16 @@ def _tests(record: RunRecord) -> str:
 
 def _under(record: RunRecord) -> str:
     """The levels of the budget, in the order in which they held."""
-    levels_w = [level_w for level_w, _ in groupby(record.budget_steps[1].tolist())]
-    if not levels_w or levels_w == [math.inf]:
+    steps = sorted(record.of(BudgetChanged), key=lambda step: step.at_s)
+    levels = [level for level, _ in groupby((step.power_w, step.watts == "peak") for step in steps)]
+    if not levels or levels == [(None, False)]:
         return ""
-    if len(levels_w) > MOST_LEVELS:
-        bounds = [level_w for level_w in levels_w if math.isfinite(level_w)]
-        return f" under budgets from {bound(min(bounds))} to {bound(max(bounds))}"
-    return f" under {', then '.join(bound(level_w) if math.isfinite(level_w) else 'no bound' for level_w in levels_w)}"
+    if len(levels) > MOST_LEVELS:
+        bounds = [power_w for power_w, _ in levels if power_w is not None]
+        peak = " peak" if all(is_peak for _, is_peak in levels) else ""
+        return f" under budgets from {bound(min(bounds))} to {bound(max(bounds))}{peak}"
+    told = ("no bound" if power_w is None else bound(power_w) + " peak" * is_peak for power_w, is_peak in levels)
+    return f" under {', then '.join(told)}"
 
 
 def _plain(values: Floats) -> tuple[float, ...]:
