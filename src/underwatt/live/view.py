@@ -328,6 +328,7 @@ class RunView:
                 self._change_budget(event)
             case events.SettingChanged():
                 facts |= {"state": event.state, "why": event.why, "setting": _shown_setting(event.setting)}
+                facts["batch_size"] = event.setting.batch_size
             case events.Measured():
                 facts["measured"] += 1
             case events.Planned():
@@ -401,7 +402,7 @@ class RunView:
         if event.verdict is not None:
             self.facts["verdict"] = _verdict(event)
         end = {"outcome": event.outcome, "restored": event.restored, "error": event.error, "words": _ended(event)}
-        self.facts |= {"phase": "ended", "end": end, "time_left_s": None, "asked": None}
+        self.facts |= {"phase": "ended", "state": None, "end": end, "time_left_s": None, "asked": None}
 
 
 def _verdict(event: events.Progressed | events.Ended) -> dict[str, Any] | None:
