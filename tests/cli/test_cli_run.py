@@ -79,6 +79,10 @@ def forking():
         return net(batch[0]), batch[1]
     return Job(model, data(), target=1.01, batch_sizes=(8,), lr=1e-3, forward=forward)
 
+def scheduled():
+    once = lambda optimizer: torch.optim.lr_scheduler.OneCycleLR(optimizer, 1e-3, total_steps=400)
+    return Job(model, data(), target=1.01, batch_sizes=(8,), lr_batch_size=16, scheduler=once)
+
 def talking():
     print("a job that talks")
     def forward(net, batch):
@@ -157,6 +161,15 @@ def test_a_job_is_trained_to_its_target_and_again_with_what_is_known(capsys: pyt
     assert run("store", "show", "1", "--json") == 0
     stored = json.loads(capsys.readouterr().out)["measurements"]
     assert len(stored) >= len(log.of(Measured)) >= 1
+
+
+def test_a_schedule_that_is_over_too_soon_ends_a_run_with_its_verdict(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("run", "job.py:scheduled", *NANO, "--budget", "3W", "--out", "here") == 1
+    err = " ".join(capsys.readouterr().err.split())
+    assert str(read_log("here/log.jsonl").verdict()) in err
+    assert "Stopped; the device is as it was." in err
+    assert "Tried to step 401 times" in err
+    assert "Give it more steps." in err
 
 
 def test_limit_energy_and_going_on_by_the_newest_folder(capsys: pytest.CaptureFixture[str]) -> None:

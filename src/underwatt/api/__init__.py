@@ -23,7 +23,7 @@ from underwatt.control.live_budget import LiveBudget
 from underwatt.convergence.curve import fit_convergence
 from underwatt.convergence.prior import RelativeCurve
 from underwatt.device.base import HasStockModes, permitted_space
-from underwatt.errors import InputError, PredictError, UnderwattError
+from underwatt.errors import InputError, PredictError, StepError, UnderwattError
 from underwatt.events import Noted
 from underwatt.jobs.command import Limits
 from underwatt.jobs.command_run import KEPT_NAME, run_command
@@ -330,8 +330,9 @@ def run(
             if is_job and (note := threads_note()) and device_of(loaded).type == "cpu":
                 listener(Noted(level="info", text=note))
             ended = run_job(made, loaded) if is_job else run_command(made, workload)
-        except (KeyboardInterrupt, SystemExit):
-            if os.getpid() == process and (said := stopped(where, _line_of(options, words, folder, where))):
+        except (KeyboardInterrupt, SystemExit, StepError) as exc:
+            line = "" if isinstance(exc, StepError) else _line_of(options, words, folder, where)
+            if os.getpid() == process and (said := stopped(where, line)):
                 listener(Noted(level="info", text=said))
             raise
         return replace(ended, folder=folder) if folder.absolute() == where else ended
