@@ -83,6 +83,16 @@ def scheduled():
     once = lambda optimizer: torch.optim.lr_scheduler.OneCycleLR(optimizer, 1e-3, total_steps=400)
     return Job(model, data(), target=1.01, batch_sizes=(8,), lr_batch_size=16, scheduler=once)
 
+class Faulty(torch.optim.lr_scheduler.ReduceLROnPlateau):
+    def step(self, *_):
+        raise ValueError("no plateau")
+
+def plateau():
+    return Job(model, data(), target=1.01, batch_sizes=(8,), scheduler=Faulty)
+
+def unscheduled():
+    return Job(model, data(), target=1.01, batch_sizes=(8,), scheduler=torch.optim.lr_scheduler.StepLR)
+
 def talking():
     print("a job that talks")
     def forward(net, batch):
@@ -170,6 +180,15 @@ def test_a_schedule_that_is_over_too_soon_ends_a_run_with_its_verdict(capsys: py
     assert "Stopped; the device is as it was." in err
     assert "Tried to step 401 times" in err
     assert "Give it more steps." in err
+
+
+@pytest.mark.parametrize(("job", "said"), [("plateau", "no plateau"), ("unscheduled", "'step_size'")])
+def test_a_fault_of_a_scheduler_is_one_of_the_job(job: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("run", f"job.py:{job}", *NANO, "--budget", "3W") == 1
+    err = " ".join(capsys.readouterr().err.split())
+    assert "The job failed in a step at batch size" in err
+    assert said in err
+    assert "Traceback" not in err
 
 
 def test_limit_energy_and_going_on_by_the_newest_folder(capsys: pytest.CaptureFixture[str]) -> None:
