@@ -388,6 +388,15 @@ def test_watts_that_nothing_holds_end_no_run_that_is_still_searching_when_they_a
         assert run.holds()
 
 
+def test_watts_below_what_waiting_draws_are_no_matter_of_batch_sizes() -> None:
+    schedule = Schedule((0.0, 60.0, 120.0), (9.0, 1.0, 9.0))
+    with running(Hurt(virtual(), knobs=False), LiveBudget(Budget(schedule=schedule))) as run:
+        run.train(130)
+        told = run.notes("warning")
+    assert any("Waiting alone draws" in text for text in told)
+    assert not any("Offer smaller batch sizes" in text for text in told)
+
+
 def test_what_a_test_of_the_model_draws_is_paid_back() -> None:
     device = Hurt(virtual(), knobs=False)
     with running(device, watts(8.0)) as run:

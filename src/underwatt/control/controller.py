@@ -489,7 +489,7 @@ class Controller(Actuator):
     def _check_found(self) -> None:
         """A search that found nothing which fits ends a run that begins with it; later, there is nothing to end."""
         room = self.state.room
-        if (error := room.why_nothing_fits(self._live.budget)) is None:
+        if (error := room.why_nothing_fits(self._live.budget)) is None or not room.can_wait(self.budget_w):
             return
         if room.can_pause and not room.has_knobs:
             self._note("warning", "One step draws much of what 5 s allow: the mean swings. Offer smaller batch sizes.")

@@ -143,7 +143,7 @@ class Headroom:
             least_w = math.ceil(10 * self.base.idle_w / (1 - LEAST_RELIEF)) / 10
             raise BudgetError(
                 f"{watts:g} W is less than the device draws while it waits ({self.base.idle_w:.2f} W), or as much.",
-                hint=f"The smallest budget that can be held is above {least_w:g} W.",
+                hint=f"The smallest budget that pauses hold is above {least_w:g} W.",
             )
 
     def time_at_level_s(self, elapsed_s: float, left_s: float, near: float) -> float:
@@ -206,8 +206,9 @@ class Headroom:
                 hint="Raise the energy or the time of the budget, or choose an easier target.",
             )
         least_w = min(budget.drawn_w(m) for m in knowledge.measurements()) + knowledge.drift.extra_w
+        bound = f"{self.budget_w:g} W {budget.watts.value}"
         return BudgetError(
-            f"No setting keeps {self.budget_w:g} W: the least that was measured is {least_w:.2f} W.",
+            f"No setting keeps {bound}: the least that was measured is {least_w:.2f} W.",
             hint=f"Raise the budget to {math.ceil(10 * least_w * 1.02) / 10:g} W, or offer smaller batch sizes.",
         )
 
@@ -240,6 +241,8 @@ def lowest_idle_w(session: Session, set_modes: bool, live: LiveBudget, elapsed_s
     if (most_w := live.most_w(elapsed_s)) <= lowest_w:
         raise BudgetError(
             f"{most_w:g} W is less than the device draws while it waits at its lowest clocks ({lowest_w:.2f} W).",
-            hint=f"The smallest budget that can be held is above {lowest_w:.2f} W.",
+            hint=f"The smallest budget that pauses hold is above {lowest_w:.2f} W."
+            if allows_pauses(live.budget)
+            else "Peaks are not lowered by pauses: the budget must allow what a step draws, which is more.",
         )
     return lowest_w

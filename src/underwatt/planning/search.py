@@ -24,6 +24,7 @@ from underwatt.planning.problem import (
     Problem,
     Projection,
     allows_pauses,
+    by_pauses,
     can_pause,
     project,
     rows_of,
@@ -242,7 +243,8 @@ class Search:
             raise BudgetError(
                 f"No measured setting keeps the budget of {budget}: the smallest power measured so far is "
                 f"{smallest_w:.4g} W.",
-                hint=f"Raise it to {math.ceil(10 * smallest_w) / 10:g} W, or offer lower clocks or smaller batches.",
+                hint=f"Raise it to {math.ceil(10 * smallest_w) / 10:g} W, or offer lower clocks or smaller batches."
+                + by_pauses(budget, self.problem.idle_w),
             )
         time_s, energy_j = min(known.time_s for known in kept), min(known.energy_j for known in kept)
         raise BudgetError(
