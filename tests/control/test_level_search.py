@@ -27,10 +27,10 @@ def test_where_pauses_may_hold_what_nothing_keeps_one_try_is_enough() -> None:
         room, live, _ = made_room(power_w=8.0)
         live.change(f"8W {watts.value}")
         search = LevelSearch(room, ControlOptions())
-        assert not search.tried_in_vain(room)
+        assert not search.tried_in_vain(room, 0.0)
         assert not search.is_done(room), "nothing is known yet"
         search.ends(replace(room, budget_w=12.0))
-        assert search.tried_in_vain(room) is tries
+        assert search.tried_in_vain(room, 0.0) is tries
         assert search.is_done(room) is tries, "peak watts are held by no pause"
 
 
@@ -57,7 +57,7 @@ def test_a_try_far_above_the_budget_is_the_last_without_pauses(tried_w: float, p
     found = Measurement(ask.setting, step_s=0.01, power_w=tried_w, peak_w=tried_w)
     knowledge.add(found)
     search.tell(found)
-    search.tried_in_vain(room)
+    search.tried_in_vain(room, 0.0)
     assert search.ask(room, 0.0, 3600.0) is not None
     assert search.is_paused is paused
 

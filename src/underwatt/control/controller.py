@@ -79,7 +79,7 @@ class Controller(Actuator):
                 "Every offered batch size ran out of memory when it was measured before.",
                 hint="Offer smaller batch sizes, or measure anew with another store.",
             )
-        self._see_waiting()
+        self._begin_paused()
         return self.setting
 
     def after_step(self, batch_size: int) -> None:
@@ -110,7 +110,7 @@ class Controller(Actuator):
             fast.until_s = control.fast_until_s(self.state, self._live.budget, self._begun_s, now_s, self._options)
             return
         self._keep_pace()
-        self._see_waiting()
+        self._begin_paused()
 
     def _keep_pace(self) -> None:
         """Wait for as long as the pacer asks for; a wait in which the last joules go ends, so that the training can.
@@ -360,7 +360,7 @@ class Controller(Actuator):
             if self._is_to_be_checked(found):
                 return
         if over_w and self.knowledge.measurements():
-            if self._search.tried_in_vain(room):
+            if self._search.tried_in_vain(room, now_s - self._begun_s):
                 self._check_found()
             # Back to what is known: if that draws more too, it is the device that has changed, and not the setting.
             self._use_best(Phase.CORRECTING, f"{over_w:.2f} W were read while a setting was measured")
@@ -466,25 +466,26 @@ class Controller(Actuator):
         self.state = replace(self.state, room=replace(room, measures_paused=self._search.is_paused))
         return ask
 
-    def _see_waiting(self) -> None:
-        """Before a setting is measured with its pauses: see what waiting draws at its clocks."""
+    def _begin_paused(self) -> None:
+        """Before a setting is measured with its pauses: see what waiting draws at its clocks, then reckon with both."""
         room, setting, begin_s, newest = self.state.room, self.setting, self._now_s(), self._meter.newest
-        if setting is None or self.phase is not Phase.SEARCHING or self.measuring is not None or room.pauses_blur:
+        may_begin = self.phase is Phase.SEARCHING and self.measuring is None and room.measures_paused
+        if not may_begin or setting is None or newest is None:
             return
-        if not room.has_knobs or newest is None or self.knowledge.waits_w(setting.mode) is not None:
-            return
-        shown_s = self._settling.seconds(newest.power_w - room.idle_w, room.idle_w)
-        while self.setting == setting and self._now_s() < begin_s + shown_s + WAITING_SEEN_S:
-            self._pause(PAUSE_S)
-        waits_w = mean_reading_w(self._meter, begin_s + shown_s)
-        if self.setting == setting and not math.isnan(waits_w):
+        if self.knowledge.waits_w(setting.mode) is None:
+            shown_s = self._settling.seconds(newest.power_w - room.idle_w, room.idle_w)
+            while self.setting == setting and self._now_s() < begin_s + shown_s + WAITING_SEEN_S:
+                self._pause(PAUSE_S)
+            waits_w = mean_reading_w(self._meter, begin_s + shown_s)
+            if self.setting != setting or math.isnan(waits_w):
+                return
             self.knowledge.saw_waiting(setting.mode, waits_w)
             self._set_pace()
-            self._pacer.expect(self._busy_w(setting))  # what was spared meanwhile would blur the measurement
-            if not self._pacer.can_hold:
-                self._search.exclude(setting.mode)
+            if self._search.is_out(room, setting):
                 self._seek()
-                self._see_waiting()
+                self._begin_paused()
+                return
+        self._pacer.expect(self._search.reckoned_w(room, setting) or self._busy_w(setting))
 
     def _check_found(self) -> None:
         """A search that found nothing which fits ends a run that begins with it; later, there is nothing to end."""

@@ -23,17 +23,21 @@ if TYPE_CHECKING:
     from underwatt.control.state import ControlOptions
     from underwatt.planning.problem import Problem
     from underwatt.planning.search import Ask
-    from underwatt.records import PowerMode, Profile
+    from underwatt.records import Profile, Setting
 
 # Chosen with benchmarks/hold.py: while training, a setting that may not fit is hardly worth a try; and training on
 # while another setting is measured costs about so many seconds, a few at a setting that is somewhat slower.
 CAUTION_TO_FIT = 4.0
 MEASURING_COSTS_S = 0.6
+PAUSED_COSTS_S, LEAST_PAUSED_S = 4.0, 60.0  # with pauses it takes longer; not begun for watts that change sooner
 MORE_FOR_PEAK = 2
 MOST_ANEW = 3  # measurements where only batch sizes are weighed otherwise; not tuned
 MUCH_GAIN = 0.02  # no search ends at so many measurements while so much is to be gained, before there are twice as many
 # What was found has turned out to draw too much, and the next best is worse by this share: the search was not over.
 FELL_BEHIND = 0.03
+# Waiting that leaves less than this share of the budget; and modes that are as high but for this share in each knob.
+LEAST_LEFT, ABOUT = 0.05, 0.7
+DOUBT = 1.1  # so many times the most that is predicted steps are taken to draw before they were seen
 # So few times what waiting draws are allowed that hardly anything keeps the budget without pauses.
 TIGHT = 1.3
 
@@ -119,32 +123,35 @@ class LevelSearch:
             else:
                 self._paused, self._may_pause = None, room.has_knobs and room.can_pause
             self._level_w = room.left_w
-        if self._may_pause and self._search.best is None and self._is_tight(room):
+        is_tight = self._is_tight(room, elapsed_s)
+        if self._may_pause and self._search.best is None and is_tight:
             self._paused, self._may_pause = self._with_pauses(room), False
-        # A gain is worth what is left of the training to have it in.
         time_s = room.time_at_level_s(elapsed_s, time_left_s, self._options.same_level)
-        least_gain = max(self._options.least_gain, MEASURING_COSTS_S / time_s)
-        ask = self._asked(least_gain)
-        if ask is None and self._may_pause and (self._search.best is None or self._is_tight(room)):
+        ask = self._asked(time_s)
+        if ask is None and self._may_pause and is_tight:
             self._paused, self._may_pause = self._with_pauses(room), False
-            ask = self._asked(least_gain)
+            ask = self._asked(time_s)
         if ask is None and self._paused is not None and self._paused.best is None:
             self._paused = None
-            ask = self._asked(least_gain)
+            ask = self._asked(time_s)
         return ask
 
-    def _is_tight(self, room: Headroom) -> bool:
-        """Whether hardly anything, and that slowly, keeps the budget without pauses.
+    def _is_tight(self, room: Headroom, elapsed_s: float) -> bool:
+        """Whether hardly anything, and that slowly, keeps the budget without pauses, for long enough to find what does.
 
         So it is where little more than what waiting draws is allowed, or what was measured draws more by far.
         """
+        if room.live.next_change_s(elapsed_s) - elapsed_s < LEAST_PAUSED_S:
+            return False
         idle_w = room.base.idle_w or 0.0
         least_w = min((known.power_w for known in self._knowledge.measurements()), default=0.0)
         return room.left_w < max(TIGHT * idle_w, (idle_w + least_w) / 2)
 
-    def _asked(self, least_gain: float) -> Ask | None:
+    def _asked(self, time_s: float) -> Ask | None:
+        """A gain is worth what is left of the training, at watts like these, to have it in."""
         search = self._paused or self._search
-        search.least_gain = least_gain
+        costs_s = PAUSED_COSTS_S if self._paused else MEASURING_COSTS_S
+        search.least_gain = max(self._options.least_gain, costs_s / time_s)
         ask = search.ask()
         while ask is not None and not self._knowledge.usable(ask.setting):
             if self._knowledge.is_refused(ask.setting.mode):
@@ -175,10 +182,22 @@ class LevelSearch:
         scale = power_w / known.power_w
         return replace(known, power_w=power_w, peak_w=known.peak_w * scale, power_w_ci95=known.power_w_ci95 * scale)
 
-    def exclude(self, mode: PowerMode) -> None:
-        """Waiting alone draws too much at this mode: nothing of it is asked for, for the watts in force."""
-        assert self._paused is not None
-        self._paused.exclude(mode)
+    def is_out(self, room: Headroom, setting: Setting) -> bool:
+        """Whether waiting at a setting leaves steps next to nothing; then nothing about as high is asked for either."""
+        if self._paused is None or room.idle_at(setting) < (1 - LEAST_LEFT) * room.held_w:
+            return False
+        self._paused.exclude_from([ABOUT * value for value in setting.mode.knobs().values()])
+        return True
+
+    def reckoned_w(self, room: Headroom, setting: Setting) -> float | None:
+        """What steps at a setting that was asked for draw at most, by the share of the time that they should have."""
+        if self._paused is None or (most_w := self._paused.most_w) is None:
+            return None
+        problem, idle_w = self._paused.problem, room.idle_at(setting)
+        assert problem.idle_w is not None
+        assert problem.budget.power_w is not None
+        left_w = problem.budget.power_w
+        return DOUBT * (idle_w + (left_w - idle_w) / max(float(busy_share(most_w, problem.idle_w, left_w)), LEAST_BUSY))
 
     @property
     def is_paused(self) -> bool:
@@ -206,14 +225,14 @@ class LevelSearch:
         if best is not None and best.fits and self._paused is None:
             self._found[room.left_w] = best.score(room.goal)
 
-    def tried_in_vain(self, room: Headroom) -> bool:
+    def tried_in_vain(self, room: Headroom, elapsed_s: float) -> bool:
         """What was tried draws too much; where pauses may hold watts that nothing keeps without, one try is enough.
 
         Whether the search is over.
         """
         if self._search.best is not None or self._paused is not None:
             return False
-        if self._may_pause and self._is_tight(room):
+        if self._may_pause and self._is_tight(room, elapsed_s):
             self._paused, self._may_pause = self._with_pauses(room), False
             return False
         if is_enough := bool(self.done_w) and room.can_pause:

@@ -177,6 +177,12 @@ class Search:
         self._predicted = float(prediction.log_power_w[at]), float(prediction.log_power_w_std[at])
         return Ask(self.problem.candidates[int(rows[at])], self._stopped)
 
+    @property
+    def most_w(self) -> float | None:
+        """What the setting that was asked for last draws at most; ``None`` where nothing is predicted."""
+        log_w, std = self._predicted
+        return None if math.isnan(log_w) else math.exp(log_w + SURE * std)
+
     def is_surprised_by(self, measurement: Measurement) -> bool:
         """Whether what was asked for last draws clearly other watts than all others let expect."""
         log_w, std = self._predicted
@@ -206,6 +212,10 @@ class Search:
         """A mode cannot be set: nothing of it is asked for, and nothing was measured."""
         same = np.all(self.problem.candidates.values == [*mode.knobs().values()], axis=1)
         self._untried &= ~same
+
+    def exclude_from(self, lowest: Sequence[float]) -> None:
+        """Nothing is asked for of which every knob is at least so high."""
+        self._untried &= ~np.all(self.problem.candidates.values >= lowest, axis=1)
 
     @property
     def best(self) -> Projection | None:
