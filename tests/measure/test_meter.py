@@ -108,7 +108,7 @@ def test_a_sensor_that_hangs_is_an_error() -> None:
     assert len(meter.trace()) > 3, "after the meter has stopped its trace can still be looked at"
 
 
-@pytest.mark.parametrize("power_w", [0.0, -3.0, math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("power_w", [0.0, -3.0, math.nan, math.inf, -math.inf, 1e12])
 def test_watts_that_cannot_be_are_no_reading_whoever_wrote_the_driver(power_w: float) -> None:
     device = Scripted(VirtualClock())
     with Meter(device) as meter:  # type: ignore[arg-type]

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from underwatt.records import DeviceState, PowerMode, PowerSample
 
 SAMPLE_PERIOD_S = 0.1
+MOST_W = 100_000.0  # no device draws that much: one such reading would be waited for by the hour
 KEEP_S = 3600.0  # nobody looks back further, and a run may last for weeks
 KEEP_BEATS = 1_000_000
 ANSWER_S = 5.0  # a sensor that takes longer to answer hangs
@@ -256,7 +257,7 @@ class Meter:
     def _read(self) -> PowerSample:
         """A reading; what no device can draw while it runs is no reading, whoever wrote its driver."""
         sample = self._device.read_power()
-        if not 0 < sample.power_w < math.inf:
+        if not 0 < sample.power_w < MOST_W:
             raise SensorError(
                 f"{self._device.info.name} reads {sample.power_w:g} W, which cannot be.",
                 hint="Often a restart of the machine helps; `underwatt devices` shows what its sensor reads.",
