@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from underwatt.records import Profile
 
 WORTH_A_CHANGE = 0.01  # a setting that fits is left for a better one only where that is worth the change
-WAITING_SEEN_S, PAUSE_S = 0.4, 0.1  # how long is read what waiting draws, once a sensor shows it; in such pieces
+SEEN_S, PAUSE_S = 0.4, 0.1  # how long is read what waiting draws, once a sensor shows it; in such pieces
 MOST_REFUSED, MOST_IN_VAIN = 8, 2  # modes in a row that the device refused; checks of it that showed no change
 
 
@@ -72,7 +72,6 @@ class Controller(Actuator):
             self._stepped_s = self._now_s()
             self._seek()
         if self.setting is None and self.knowledge.usable(lowest := self.state.room.lowest()):
-            # By what is known of other batch sizes, nothing keeps the budget.
             self._use(lowest, Phase.SEARCHING, "to see whether the lowest setting fits")
         if self.setting is None:
             raise OutOfMemoryError(
@@ -469,14 +468,15 @@ class Controller(Actuator):
     def _begin_paused(self) -> None:
         """Before a setting is measured with its pauses: see what waiting draws at its clocks, then reckon with both."""
         room, setting, begin_s, newest = self.state.room, self.setting, self._now_s(), self._meter.newest
-        may_begin = self.phase is Phase.SEARCHING and self.measuring is None and room.measures_paused
-        if not may_begin or setting is None or newest is None:
+        if not (setting and newest and room.measures_paused) or self.measuring or self.phase is not Phase.SEARCHING:
             return
         if self.knowledge.waits_w(setting.mode) is None:
             shown_s = self._settling.seconds(newest.power_w - room.idle_w, room.idle_w)
-            while self.setting == setting and self._now_s() < begin_s + shown_s + WAITING_SEEN_S:
+            until_s, waits_w = begin_s + shown_s + SEEN_S, 0.0  # one that lags shows sooner that it is too much
+            while self.setting == setting and self._now_s() < until_s and not waits_w > self.budget_w:
                 self._pause(PAUSE_S)
-            waits_w = mean_reading_w(self._meter, begin_s + shown_s)
+                seen_s = self._now_s() - SEEN_S
+                waits_w = mean_reading_w(self._meter, seen_s) if seen_s > begin_s + self._options.lag_s else 0.0
             if self.setting != setting or math.isnan(waits_w):
                 return
             self.knowledge.saw_waiting(setting.mode, waits_w)

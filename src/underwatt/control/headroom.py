@@ -15,7 +15,7 @@ from underwatt.device.base import permitted_space
 from underwatt.errors import BudgetError
 from underwatt.events import Expected, Planned
 from underwatt.measure.meter import measure_idle
-from underwatt.planning.problem import Goal, allows_pauses
+from underwatt.planning.problem import LEAST_BUSY, Goal, allows_pauses, can_pause
 from underwatt.records import Measurement, PowerMode
 
 if TYPE_CHECKING:
@@ -207,10 +207,21 @@ class Headroom:
             )
         least_w = min(budget.drawn_w(m) for m in knowledge.measurements()) + knowledge.drift.extra_w
         bound = f"{self.budget_w:g} W {budget.watts.value}"
+        enough_w = max(min(1.02 * least_w, self._least_paused_w()), 1.02 * self.budget_w)
         return BudgetError(
             f"No setting keeps {bound}: the least that was measured is {least_w:.2f} W.",
-            hint=f"Raise the budget to {math.ceil(10 * least_w * 1.02) / 10:g} W, or offer smaller batch sizes.",
+            hint=f"Raise the budget to {math.ceil(10 * enough_w) / 10:g} W, or offer smaller batch sizes.",
         )
+
+    def _least_paused_w(self) -> float:
+        """The least watts that pauses hold at a setting that was measured, as far as is known; else inf."""
+        least_w = math.inf
+        for known in self.knowledge.measurements() if self.can_pause else ():
+            idle_w = self.idle_at(known.setting)
+            paused_w = (idle_w + LEAST_BUSY * (self.knowledge.expected_w(known) - idle_w)) / (1 - self.margin)
+            if can_pause(known.power_w, known.step_s, replace(self.live.budget, power_w=paused_w)):
+                least_w = min(least_w, paused_w)
+        return least_w
 
     def planned(self, setting: Setting) -> Planned | None:
         """The chosen setting, what it is expected to take, and why; ``None`` where it was not measured."""

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
+from scipy.optimize import nnls
 
 from underwatt.measure.steady import SENSOR_LAG_S
 from underwatt.planning.problem import Problem, Projection, project
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from underwatt.measure.meter import Meter
+    from underwatt.predict.base import Floats, SettingArray
 
 
 # A device draws at most this share of the budget less than when it was measured: less than that is a throttled clock.
@@ -31,6 +33,7 @@ LEAP = 0.04
 # Standard deviations, as shares of power: of the drift between two looks, of one second of readings, and of what a
 # setting is at best known to.
 DRIFT_STD, SEEN_STD, LEAST_STD = 0.004, 0.008, 0.002
+RIDGE = 0.1  # of the watts that a knob adds to waiting
 IDLE_LEARNED = 0.5  # what is seen of a pause weighs so much against what was seen before
 
 
@@ -227,6 +230,26 @@ class Knowledge:
         """What pauses at a mode draw, where that was seen."""
         seen = self._idle_w.get(mode)
         return seen and seen[0] + self.drift.extra_w
+
+    def seen_waiting_w(self) -> list[float]:
+        """What waiting draws, at all modes at which that was seen."""
+        return [idle_w + self.drift.extra_w for idle_w, _ in list(self._idle_w.values())]
+
+    def waiting_w(self, modes: SettingArray) -> Floats | None:
+        """What waiting is reckoned to draw at each of some settings: so much more for each knob that is higher.
+
+        ``None`` where it was seen nowhere.
+        """
+        seen = [(list(mode.knobs().values()), idle_w) for mode, (idle_w, _) in list(self._idle_w.items())]
+        seen = [(values, idle_w) for values, idle_w in seen if len(values) == len(modes.knobs)]
+        if not seen:
+            return None
+        most = modes.values.max(axis=0)
+        values, watts = (np.array(column) for column in zip(*seen, strict=True))
+        # No knob lowers it, and one of which nothing is known adds nothing: a small ridge.
+        columns = np.vstack([np.column_stack([values / most, np.ones(len(watts))]), RIDGE * np.eye(len(most) + 1)[:-1]])
+        found, _ = nnls(columns, np.concatenate([watts, np.zeros(len(most))]))
+        return np.asarray(modes.values / most @ found[:-1] + found[-1] + self.drift.extra_w)
 
     def idle_w(self, known: Measurement) -> float | None:
         """What pauses at a measured setting draw, as they did there or at the nearest one; ``None`` if none were seen.

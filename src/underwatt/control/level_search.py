@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from statistics import median
 from typing import TYPE_CHECKING
 
 from underwatt.budget import Watts
@@ -35,8 +36,8 @@ MOST_ANEW = 3  # measurements where only batch sizes are weighed otherwise; not 
 MUCH_GAIN = 0.02  # no search ends at so many measurements while so much is to be gained, before there are twice as many
 # What was found has turned out to draw too much, and the next best is worse by this share: the search was not over.
 FELL_BEHIND = 0.03
-# Waiting that leaves less than this share of the budget; and modes that are as high but for this share in each knob.
-LEAST_LEFT, ABOUT = 0.05, 0.7
+NEWS = 0.01  # of the budget, by which waiting draws otherwise than the search took it to draw
+LEAST_LEFT = 0.05  # waiting that leaves less of the budget leaves next to nothing
 DOUBT = 1.1  # so many times the most that is predicted steps are taken to draw before they were seen
 # So few times what waiting draws are allowed that hardly anything keeps the budget without pauses.
 TIGHT = 1.3
@@ -126,6 +127,9 @@ class LevelSearch:
         is_tight = self._is_tight(room, elapsed_s)
         if self._may_pause and self._search.best is None and is_tight:
             self._paused, self._may_pause = self._with_pauses(room), False
+        now_w = self._paused.problem.idle_w if self._paused else None
+        if now_w is not None and abs(self._usual_w(room) - now_w) > NEWS * room.held_w:
+            self._paused = self._with_pauses(room)
         time_s = room.time_at_level_s(elapsed_s, time_left_s, self._options.same_level)
         ask = self._asked(time_s)
         if ask is None and self._may_pause and is_tight:
@@ -163,9 +167,16 @@ class LevelSearch:
 
     def _with_pauses(self, room: Headroom) -> Search:
         """A search among all settings, with pauses where they need some."""
-        problem = room.problem()
+        problem = replace(room.problem(), idle_w=self._usual_w(room))
         known = [self._paced(found, problem) for found in self._knowledge.measurements()]
-        return self._search.under(problem, most=self._most(room), known=known)
+        search = self._search.under(problem, most=self._most(room), known=known)
+        self._bar(search, room)
+        return search
+
+    def _usual_w(self, room: Headroom) -> float:
+        """What waiting usually draws where it leaves something; as a guess, where that was seen nowhere."""
+        seen_w = [watts for watts in self._knowledge.seen_waiting_w() if watts <= (1 - LEAST_LEFT) * room.held_w]
+        return median(seen_w) if seen_w else room.idle_w
 
     def _paced(self, known: Measurement, problem: Problem) -> Measurement:
         """A measurement as the search takes it, to which waiting draws the same at all clocks.
@@ -183,11 +194,16 @@ class LevelSearch:
         return replace(known, power_w=power_w, peak_w=known.peak_w * scale, power_w_ci95=known.power_w_ci95 * scale)
 
     def is_out(self, room: Headroom, setting: Setting) -> bool:
-        """Whether waiting at a setting leaves steps next to nothing; then nothing about as high is asked for either."""
-        if self._paused is None or room.idle_at(setting) < (1 - LEAST_LEFT) * room.held_w:
-            return False
-        self._paused.exclude_from([ABOUT * value for value in setting.mode.knobs().values()])
-        return True
+        """Whether waiting at a setting leaves steps next to nothing; what is like it is not asked for either."""
+        if self._paused is not None:
+            self._bar(self._paused, room)
+        return room.idle_at(setting) > (1 - LEAST_LEFT) * room.held_w
+
+    def _bar(self, search: Search, room: Headroom) -> None:
+        """By what is known of waiting now: with each mode at which it is seen, it is better known what it hangs on."""
+        waits_w = self._knowledge.waiting_w(room.base.candidates)
+        if waits_w is not None:
+            search.bar(waits_w > (1 - LEAST_LEFT) * room.held_w)
 
     def reckoned_w(self, room: Headroom, setting: Setting) -> float | None:
         """What steps at a setting that was asked for draw at most, by the share of the time that they should have."""

@@ -129,6 +129,7 @@ class Search:
         self._made: list[Measurement] = []
         self._projections: list[Projection] = []
         self._untried = np.isfinite(self.problem.log_steps)
+        self._barred = np.zeros(len(self._untried), dtype=bool)
         self._highest_log_w = np.full(len(self._untried), np.inf)  # by the measured settings alone
         self._starts: list[int] = []
         self._fit: Fit | None = None
@@ -153,7 +154,7 @@ class Search:
 
     def ask(self) -> Ask | None:
         """The setting to measure next; ``None`` where a better one is not to be expected."""
-        still_open = self._untried & fits_memory(self.problem.candidates, self.measurements)
+        still_open = self._untried & ~self._barred & fits_memory(self.problem.candidates, self.measurements)
         distinct = len({m.setting for m in self.measurements if m.usable})
         self._predicted = (math.nan, 0.0)
         if distinct < self.first and len(self._made) < self.most:
@@ -213,9 +214,9 @@ class Search:
         same = np.all(self.problem.candidates.values == [*mode.knobs().values()], axis=1)
         self._untried &= ~same
 
-    def exclude_from(self, lowest: Sequence[float]) -> None:
-        """Nothing is asked for of which every knob is at least so high."""
-        self._untried &= ~np.all(self.problem.candidates.values >= lowest, axis=1)
+    def bar(self, barred: NDArray[np.bool_]) -> None:
+        """These candidates are not asked for, until others are barred."""
+        self._barred = barred
 
     @property
     def best(self) -> Projection | None:
