@@ -109,3 +109,20 @@ def test_waiting_is_lowest_at_what_the_device_takes() -> None:
     assert second.batch_size == first.batch_size
     knowledge.refuse(second.mode)
     assert room.lowest().mode not in (first.mode, second.mode)
+
+
+def test_a_budget_that_is_refused_is_told_what_pauses_would_hold() -> None:
+    """The least that was measured without pauses was named: 6.6 W, where 2.3 W could be held."""
+    room, live, knowledge = made_room(power_w=2.2)
+    setting = room.base.candidates[0]
+    knowledge.saw_waiting(setting.mode, 2.1)
+    knowledge.add(Measurement(setting, step_s=0.01, power_w=6.4, peak_w=6.4))
+    error = room.why_nothing_fits(live.budget)
+    assert error is not None
+    assert error.hint
+    assert "2.4 W" in error.hint
+    knowledge.add(Measurement(setting, step_s=5.0, power_w=6.4, peak_w=6.4))
+    error = room.why_nothing_fits(live.budget)
+    assert error is not None
+    assert error.hint
+    assert "6.6 W" in error.hint, "steps are too long for pauses"

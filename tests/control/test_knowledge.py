@@ -251,3 +251,38 @@ def test_where_only_long_pauses_can_keep_watts_short_steps_are_preferred_to_hard
     knowledge = Knowledge(problem(), [measured(300, 16, 2.7, 5.0), measured(300, 8, 1.5, 5.1), KNOWN[1]])
     assert knowledge.best(problem(3.0, idle_w=2.0)).measurement.setting == at(300, 8)  # type: ignore[union-attr]
     assert knowledge.best(problem(3.0)).measurement.setting == at(300, 16)  # type: ignore[union-attr]
+
+
+@given(
+    base_w=st.floats(0.5, 4.0),
+    per_knob_w=st.lists(st.floats(0.0, 2.0), min_size=2, max_size=2),
+    rows=st.lists(st.tuples(st.integers(0, 5), st.integers(0, 3)), min_size=1, max_size=8, unique=True),
+)
+def test_waiting_is_reckoned_where_it_was_not_seen_and_never_less_for_a_higher_knob(
+    base_w: float, per_knob_w: list[float], rows: list[tuple[int, int]]
+) -> None:
+    clocks = np.array([[float(cpu), float(mem)] for cpu in range(400, 1600, 200) for mem in (204, 665, 1066, 1600)])
+    settings = SettingArray.product(("cpu_mhz", "mem_mhz"), clocks, (8,))
+    knowledge = Knowledge(Problem.of(settings, Budget(power_w=10.0)))
+    assert knowledge.waiting_w(settings) is None
+
+    def true_w(values: np.ndarray) -> np.ndarray:
+        return base_w + values / clocks.max(axis=0) @ np.array(per_knob_w)
+
+    for cpu, mem in rows:
+        cpu_mhz, mem_mhz = clocks[4 * cpu + mem]
+        knowledge.saw_waiting(PowerMode(cpu_mhz=cpu_mhz, mem_mhz=mem_mhz), float(true_w(clocks[4 * cpu + mem])))
+    found = knowledge.waiting_w(settings)
+    assert found is not None
+    order = np.lexsort([settings.values[:, 1], settings.values[:, 0]])
+    by_mode = found[order].reshape(6, 4)
+    assert np.all(np.diff(by_mode, axis=0) >= -1e-9)
+    assert np.all(np.diff(by_mode, axis=1) >= -1e-9)
+    for cpu, mem in rows:
+        assert found[4 * cpu + mem] == pytest.approx(float(true_w(clocks[4 * cpu + mem])), abs=0.15)
+    knowledge.drift = Drift(extra_w=0.5)
+    drifted = knowledge.waiting_w(settings)
+    assert drifted == pytest.approx(found + 0.5)
+    assert max(knowledge.seen_waiting_w()) == pytest.approx(
+        max(true_w(clocks[4 * cpu + mem]) for cpu, mem in rows) + 0.5
+    )

@@ -11,13 +11,15 @@ from run_world import made_room
 
 from underwatt.budget import Watts
 from underwatt.control.knowledge import Drift, Knowledge
-from underwatt.control.level_search import FELL_BEHIND, MOST_ANEW, LevelSearch
+from underwatt.control.level_search import FELL_BEHIND, MOST_ANEW, MOST_TWICE, LevelSearch
 from underwatt.control.state import ControlOptions
 from underwatt.convergence.prior import usual_shape
 from underwatt.planning.problem import LEAST_BUSY, busy_share
 from underwatt.records import Measurement
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from underwatt.control.headroom import Headroom
     from underwatt.records import Setting
 
@@ -89,6 +91,45 @@ def test_with_pauses_what_is_asked_for_can_pause_and_the_best_is_found() -> None
 
     least_s = min(sample_s(room.base.candidates[at]) for at in range(0, len(room.base), 7))
     assert sample_s(best.measurement.setting) <= 1.1 * least_s
+
+
+def paused(
+    search: LevelSearch, room: Headroom, knowledge: Knowledge, waits_w: Callable[[Setting], float]
+) -> list[Setting]:
+    """All that a search with pauses asks for, measured where waiting there leaves something."""
+    asked: list[Setting] = []
+    while (ask := search.ask(room, 0.0, 3600.0)) is not None:
+        asked.append(ask.setting)
+        knowledge.saw_waiting(ask.setting.mode, waits_w(ask.setting))
+        if search.is_out(room, ask.setting):
+            continue
+        clock = (ask.setting.mode.gpu_mhz or 0.0) / 1000
+        found = Measurement(ask.setting, step_s=0.01 / clock, power_w=5.0 + 4.0 * clock, peak_w=9.0)
+        knowledge.add(found)
+        search.tell(found)
+    return asked
+
+
+def test_modes_at_which_waiting_leaves_nothing_are_hardly_tried() -> None:
+    """One after the other was waited at, each above the budget by itself."""
+    room, _, knowledge = made_room(power_w=3.6)
+
+    def waits_w(setting: Setting) -> float:
+        return 2.9 + 0.8 * (setting.mode.mem_mhz or 0.0) / 1600
+
+    asked = paused(LevelSearch(room, ControlOptions()), room, knowledge, waits_w)
+    too_high = [setting for setting in asked if waits_w(setting) > 0.95 * room.held_w]
+    assert len(asked) - len(too_high) >= 5
+    assert len(too_high) <= 5
+
+
+def test_the_best_that_was_measured_with_pauses_is_measured_again() -> None:
+    room, _, knowledge = made_room(power_w=3.6)
+    asked = paused(LevelSearch(room, ControlOptions()), room, knowledge, lambda _: 2.5)
+    best = knowledge.best(room.problem())
+    assert best is not None
+    assert asked.count(best.measurement.setting) == 2
+    assert len(asked) - len(set(asked)) <= MOST_TWICE
 
 
 @given(

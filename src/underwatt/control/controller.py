@@ -481,10 +481,10 @@ class Controller(Actuator):
                 return
             self.knowledge.saw_waiting(setting.mode, waits_w)
             self._set_pace()
-            if self._search.is_out(room, setting):
-                self._seek()
-                self._begin_paused()
-                return
+        if self._search.is_out(room, setting):
+            self._seek()
+            self._begin_paused()
+            return
         self._pacer.expect(self._search.reckoned_w(room, setting) or self._busy_w(setting))
 
     def _check_found(self) -> None:

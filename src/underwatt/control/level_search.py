@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from underwatt.budget import Watts
 from underwatt.planning.problem import LEAST_BUSY, Goal, busy_share
-from underwatt.planning.search import FIRST, Search
+from underwatt.planning.search import FIRST, Ask, Search
 from underwatt.records import Measurement, Status
 
 if TYPE_CHECKING:
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from underwatt.control.headroom import Headroom
     from underwatt.control.state import ControlOptions
     from underwatt.planning.problem import Problem
-    from underwatt.planning.search import Ask
     from underwatt.records import Profile, Setting
 
 # Chosen with benchmarks/hold.py: while training, a setting that may not fit is hardly worth a try; and training on
@@ -36,6 +35,7 @@ MOST_ANEW = 3  # measurements where only batch sizes are weighed otherwise; not 
 MUCH_GAIN = 0.02  # no search ends at so many measurements while so much is to be gained, before there are twice as many
 # What was found has turned out to draw too much, and the next best is worse by this share: the search was not over.
 FELL_BEHIND = 0.03
+MOST_TWICE = 4  # of the best ones
 NEWS = 0.01  # of the budget, by which waiting draws otherwise than the search took it to draw
 LEAST_LEFT = 0.05  # waiting that leaves less of the budget leaves next to nothing
 DOUBT = 1.1  # so many times the most that is predicted steps are taken to draw before they were seen
@@ -72,6 +72,7 @@ class LevelSearch:
         )
         self._paused: Search | None = None  # among settings with the pauses that the watts in force ask for
         self._may_pause = False  # whether that search is still to come
+        self._twice: set[Setting] = set()  # what was measured again, as the best
         self._level_w, self._base, self._goal = math.nan, problem, problem.goal
         self.done_w: list[float] = []  # for which watts there was a search of the same that came to its end
         self._made: dict[float, int] = {}  # measurements for these watts, however batch sizes were weighed
@@ -123,6 +124,7 @@ class LevelSearch:
                 self._paused = self._with_pauses(room) if self._paused else None
             else:
                 self._paused, self._may_pause = None, room.has_knobs and room.can_pause
+                self._twice.clear()
             self._level_w = room.left_w
         is_tight = self._is_tight(room, elapsed_s)
         if self._may_pause and self._search.best is None and is_tight:
@@ -135,6 +137,8 @@ class LevelSearch:
         if ask is None and self._may_pause and is_tight:
             self._paused, self._may_pause = self._with_pauses(room), False
             ask = self._asked(time_s)
+        if ask is None and (doubtful := self._doubtful(room)) is not None:
+            ask = Ask(doubtful, "to see whether the best that was measured is as good as it seemed")
         if ask is None and self._paused is not None and self._paused.best is None:
             self._paused = None
             ask = self._asked(time_s)
@@ -150,6 +154,17 @@ class LevelSearch:
         idle_w = room.base.idle_w or 0.0
         least_w = min((known.power_w for known in self._knowledge.measurements()), default=0.0)
         return room.left_w < max(TIGHT * idle_w, (idle_w + least_w) / 2)
+
+    def _doubtful(self, room: Headroom) -> Setting | None:
+        """The best that was measured with pauses, once: of many readings that err, the best one errs most."""
+        best = self._knowledge.best(room.problem()) if self._paused else None
+        if best is None or not best.fits or best.measurement.power_w <= room.left_w:
+            return None
+        setting = best.measurement.setting
+        if setting in self._twice or len(self._twice) >= MOST_TWICE:
+            return None
+        self._twice.add(setting)
+        return setting
 
     def _asked(self, time_s: float) -> Ask | None:
         """A gain is worth what is left of the training, at watts like these, to have it in."""
@@ -195,9 +210,12 @@ class LevelSearch:
 
     def is_out(self, room: Headroom, setting: Setting) -> bool:
         """Whether waiting at a setting leaves steps next to nothing; what is like it is not asked for either."""
+        is_out = self._paused is not None and room.idle_at(setting) > (1 - LEAST_LEFT) * room.held_w
         if self._paused is not None:
             self._bar(self._paused, room)
-        return room.idle_at(setting) > (1 - LEAST_LEFT) * room.held_w
+            if is_out:
+                self._paused.exclude(setting.mode)
+        return is_out
 
     def _bar(self, search: Search, room: Headroom) -> None:
         """By what is known of waiting now: with each mode at which it is seen, it is better known what it hangs on."""
