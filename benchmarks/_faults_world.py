@@ -242,6 +242,8 @@ class Child:
         try:
             os.dup2(write, 2)
             os.dup2(write, 1)
+            # What was a file can seek, which a pipe cannot: the streams are opened anew.
+            sys.stdout, sys.stderr = (open(number, "w", closefd=False, buffering=1) for number in (1, 2))  # noqa: SIM115
             signal.signal(signal.SIGINT, signal.default_int_handler)
             work()
         except SystemExit as exc:

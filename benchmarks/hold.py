@@ -12,6 +12,8 @@ live              budgets posted to the run as ``underwatt budget`` does: down, 
                   up; the fourth is less than what waiting draws at most clocks
 live-short        the same with a perceptron, whose steps take milliseconds, so that pauses may hold a budget; its
                   convergence is taken to be ResNet18's
+low               the perceptron too, from the start at so few watts that only pauses at low clocks hold them; another
+                  number with each seed
 live-below        posted too: less than the board draws however it waits, and up again; that cannot be held
 peak              three levels of peak watts, which bound every reading
 search-disturbed  another process takes a third of the budget for a minute while the first settings are measured, and
@@ -93,7 +95,7 @@ if TYPE_CHECKING:
     from underwatt.runlog.run_record import RunRecord
 
 MODEL, PERCEPTRON = "resnet18", "perceptron"
-CASES = ("steps", "solar", "live", "live-short", "live-below", "peak", "search-disturbed")
+CASES = ("steps", "solar", "live", "live-short", "live-below", "low", "peak", "search-disturbed")
 # Steps draw 4.7 to 14.2, 1.9 to 7.4 and 4.7 to 11.3 W on these boards; three levels within that.
 LEVELS_W = {"tx2-nx": (13.0, 7.0, 11.0), "nano": (7.0, 3.5, 5.5), "orin-nano": (11.0, 6.5, 9.0)}
 SUN_W = {"tx2-nx": (5.5, 14.0), "nano": (3.0, 7.5), "orin-nano": (5.5, 11.5)}
@@ -104,6 +106,7 @@ POSTED_W = {
     "orin-nano": (10.0, 7.0, 4.8, 4.3, 9.0),
 }
 BELOW_W = {"tx2-nx": (9.0, 1.5, 7.0), "nano": (5.5, 0.8, 4.5), "orin-nano": (10.0, 3.0, 9.0)}
+LOW_W = {"tx2-nx": (2.2, 3.5), "nano": (1.25, 1.75), "orin-nano": (4.1, 4.8)}  # least and most
 PEAK_W = {"tx2-nx": (11.0, 6.5, 9.0), "nano": (6.0, 3.5, 5.0), "orin-nano": (10.5, 6.5, 8.5)}
 DISTURBED_W = {"tx2-nx": (10.0, 8.0), "nano": (4.0, 5.0), "orin-nano": (9.0, 8.0)}
 DISTURBING_W = {"tx2-nx": 2.5, "nano": 1.5, "orin-nano": 2.0}
@@ -137,7 +140,7 @@ class Case:
     @property
     def network(self) -> str:
         """What is trained."""
-        return PERCEPTRON if self.kind == "live-short" else MODEL
+        return PERCEPTRON if self.kind in ("live-short", "low") else MODEL
 
     @property
     def budget(self) -> Budget:
@@ -164,6 +167,8 @@ def make_case(board: str, kind: str, seed: int) -> Case:
         return case(at_shares(POSTED_W[board], (0, 0.2, 0.4, 0.6, 0.8)), posted=True)
     if kind == "live-below":
         return case(at_shares(BELOW_W[board], (0, 0.3, 0.5)), posted=True)
+    if kind == "low":
+        return case(at_shares([round(float(np.random.default_rng(seed).uniform(*LOW_W[board])), 2)], (0,)))
     if kind == "peak":
         return case(at_shares(PEAK_W[board], (0, 1 / 3, 2 / 3)), peak=True, warms=True)
     assert kind == "search-disturbed"

@@ -58,6 +58,7 @@ class Resumed(Event):
     started_at: str = ""
     pid: int | None = None
     why: str = ""
+    budget: str = ""  # empty where it is the one before
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

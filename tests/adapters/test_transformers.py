@@ -15,7 +15,7 @@ pytest.importorskip("accelerate", reason="accelerate is not installed")
 
 import torch
 from profile_helpers import COST
-from transformers import Trainer, TrainerCallback, TrainingArguments
+from transformers import ProgressCallback, Trainer, TrainerCallback, TrainingArguments
 
 from underwatt.adapters.callback_base import NOT_OFFERED
 from underwatt.adapters.transformers import TransformersCallback
@@ -57,12 +57,17 @@ def trainer(
     *callbacks: TrainerCallback, folder: Path, steps: int = 40, kind: type[Trainer] = Trainer, **more: Any
 ) -> Trainer:
     torch.manual_seed(0)
-    more = {"per_device_train_batch_size": 16, "save_strategy": "no", "learning_rate": 1e-2, **more}
+    more = {
+        "per_device_train_batch_size": 16,
+        "save_strategy": "no",
+        "disable_tqdm": True,
+        "learning_rate": 1e-2,
+        **more,
+    }
     args = TrainingArguments(
         output_dir=str(folder / "trainer"),
         max_steps=steps,
         report_to="none",
-        disable_tqdm=True,
         use_cpu=True,
         dataloader_pin_memory=False,
         logging_steps=5,
@@ -112,6 +117,23 @@ def test_a_training_under_a_budget_that_falls(tmp_path: Path) -> None:
     alone = trainer(folder=tmp_path, steps=250)  # and the budget has changed nothing about what was learnt
     alone.train()
     assert torch.equal(weights(tuned), weights(alone))
+
+
+def test_the_trainers_progress_bar_ends_where_the_training_does(tmp_path: Path) -> None:
+    budget = TransformersCallback(budget_w=6, device="virtual:nano", cost=COST, batch_sizes=(8, 16, 32))
+    tuned = trainer(budget, folder=tmp_path, steps=100, disable_tqdm=False)
+    [progress] = [one for one in tuned.callback_handler.callbacks if isinstance(one, ProgressCallback)]
+    seen: list[tuple[int, int]] = []
+    close = progress.on_train_end
+
+    def note(*args: Any, **kwargs: Any) -> None:
+        seen.append((progress.training_bar.n, progress.training_bar.total))
+        close(*args, **kwargs)
+
+    progress.on_train_end = note
+    tuned.train()
+    [(done, total)] = seen
+    assert done == total == tuned.state.global_step != 100
 
 
 class BoomError(Exception):

@@ -58,6 +58,18 @@ def test_trainings_are_kept_gone_on_with_and_become_a_curve(capsys: pytest.Captu
     assert "4 runs" in capsys.readouterr().out
 
 
+def test_batch_sizes_that_the_data_cannot_fill_are_left_out_and_each_training_is_told(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    command = ["converge", "job.py:blobs", "-b", "8,16,512", "--seeds", "2", "--workers", "1", "--json"]
+    assert run(*command) == 0
+    shown = capsys.readouterr()
+    err = " ".join(shown.err.split())
+    assert "The data set has 320 samples: batch size 512 is left out." in err
+    assert {one["batch_size"] for one in json.loads(shown.out)["runs"]} == {8, 16}
+    assert all(f"batch size {size}, seed {seed}:" in err for size in (8, 16) for seed in (0, 1))
+
+
 def test_a_target_that_is_never_reached_says_so(capsys: pytest.CaptureFixture[str]) -> None:
     assert run("converge", "job.py:hopeless", "--seeds", "1", "--passes", "2", "--workers", "1") == 2
     err = capsys.readouterr().err

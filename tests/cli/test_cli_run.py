@@ -79,6 +79,20 @@ def forking():
         return net(batch[0]), batch[1]
     return Job(model, data(), target=1.01, batch_sizes=(8,), lr=1e-3, forward=forward)
 
+def scheduled():
+    once = lambda optimizer: torch.optim.lr_scheduler.OneCycleLR(optimizer, 1e-3, total_steps=400)
+    return Job(model, data(), target=1.01, batch_sizes=(8,), lr_batch_size=16, scheduler=once)
+
+class Faulty(torch.optim.lr_scheduler.ReduceLROnPlateau):
+    def step(self, *_):
+        raise ValueError("no plateau")
+
+def plateau():
+    return Job(model, data(), target=1.01, batch_sizes=(8,), scheduler=Faulty)
+
+def unscheduled():
+    return Job(model, data(), target=1.01, batch_sizes=(8,), scheduler=torch.optim.lr_scheduler.StepLR)
+
 def talking():
     print("a job that talks")
     def forward(net, batch):
@@ -157,6 +171,24 @@ def test_a_job_is_trained_to_its_target_and_again_with_what_is_known(capsys: pyt
     assert run("store", "show", "1", "--json") == 0
     stored = json.loads(capsys.readouterr().out)["measurements"]
     assert len(stored) >= len(log.of(Measured)) >= 1
+
+
+def test_a_schedule_that_is_over_too_soon_ends_a_run_with_its_verdict(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("run", "job.py:scheduled", *NANO, "--budget", "3W", "--out", "here") == 1
+    err = " ".join(capsys.readouterr().err.split())
+    assert str(read_log("here/log.jsonl").verdict()) in err
+    assert "Stopped; the device is as it was." in err
+    assert "Tried to step 401 times" in err
+    assert "Give it more steps." in err
+
+
+@pytest.mark.parametrize(("job", "said"), [("plateau", "no plateau"), ("unscheduled", "'step_size'")])
+def test_a_fault_of_a_scheduler_is_one_of_the_job(job: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("run", f"job.py:{job}", *NANO, "--budget", "3W") == 1
+    err = " ".join(capsys.readouterr().err.split())
+    assert "The job failed in a step at batch size" in err
+    assert said in err
+    assert "Traceback" not in err
 
 
 def test_limit_energy_and_going_on_by_the_newest_folder(capsys: pytest.CaptureFixture[str]) -> None:

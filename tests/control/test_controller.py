@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -23,7 +24,8 @@ from run_world import (
 )
 
 from underwatt.budget import Budget, Schedule, Watts, parse_budget
-from underwatt.control.headroom import READ_MARGIN, LevelSearch
+from underwatt.control.headroom import READ_MARGIN
+from underwatt.control.level_search import LevelSearch
 from underwatt.control.live_budget import LiveBudget
 from underwatt.control.state import Phase
 from underwatt.convergence.curve import SampleTable
@@ -55,6 +57,37 @@ def test_a_budget_is_held_by_a_setting_that_was_measured_to_fit(board: str, powe
         mean_w, _ = run.train(40)
         assert mean_w <= power_w * 1.005
         assert mean_w >= power_w * 0.85, "much of the budget is left unused"
+
+
+# Steps of milliseconds, so that pauses between them hold any mean.
+SHORT = replace(NET, flops_per_sample=2e6, bytes_per_sample=2e5, bytes_per_step=5e6, kernels_per_step=20)
+
+
+@pytest.mark.parametrize(("board", "power_w"), [("tx2-nx", 2.7), ("nano", 1.5), ("orin-nano", 4.3)])
+def test_watts_that_only_pauses_hold_are_held_from_the_start_and_searched_for(board: str, power_w: float) -> None:
+    """From an empty store such watts were left by up to 38% in each try, and a third of what they allow was trained."""
+    device = virtual(board)
+    with running(device, watts(power_w), cost=SHORT) as run:
+        means = np.array([run.train(5.0)[0] for _ in range(20)])
+        assert float(means.max()) <= 1.05 * power_w
+        assert float(np.mean(means > 1.02 * power_w)) <= 0.05
+        found = {event.measurement.setting: event.measurement for event in run.said("measured")}
+        assert len(found) >= 5
+        for setting, one in found.items():
+            true_w = device.board.true_power_w(SHORT, setting.mode, setting.batch_size, temperature_c=30.0)
+            assert one.power_w == pytest.approx(true_w, rel=0.12), "what waiting draws is seen at each mode"
+
+
+def test_what_is_known_of_other_batch_sizes_alone_does_not_end_a_run_before_it_begins() -> None:
+    """A board of a fleet was told its batch size: that nothing would fit was taken for a lack of memory."""
+    for text in ("3W", "3W peak"):
+        device = virtual()
+        known = [one for one in seen_before(device) if one.setting.batch_size == 64]
+        assert len(known) >= 3
+        with running(device, LiveBudget(parse_budget(text)), known=known, sizes=(8,)) as run:
+            assert run.controller.setting is not None
+            with contextlib.suppress(BudgetError):
+                run.train(5)
 
 
 def test_while_holding_true_power_keeps_the_budget_in_every_second() -> None:
@@ -355,6 +388,15 @@ def test_watts_that_nothing_holds_end_no_run_that_is_still_searching_when_they_a
         assert run.holds()
 
 
+def test_watts_below_what_waiting_draws_are_no_matter_of_batch_sizes() -> None:
+    schedule = Schedule((0.0, 60.0, 120.0), (9.0, 1.0, 9.0))
+    with running(Hurt(virtual(), knobs=False), LiveBudget(Budget(schedule=schedule))) as run:
+        run.train(130)
+        told = run.notes("warning")
+    assert any("Waiting alone draws" in text for text in told)
+    assert not any("Offer smaller batch sizes" in text for text in told)
+
+
 def test_what_a_test_of_the_model_draws_is_paid_back() -> None:
     device = Hurt(virtual(), knobs=False)
     with running(device, watts(8.0)) as run:
@@ -430,7 +472,7 @@ def test_what_is_tried_for_a_moment_right_after_a_fall_is_not_taken_for_measured
     known = [m for m in seen_before(device, quick) if m.power_w > 6.5]
     with running(device, live, cost=quick, known=known) as run:
         run.train(20)
-        post_budget(tmp_path, "3.5W", "command")
+        post_budget(tmp_path, "4.8W", "command")
         fell_s = run.elapsed_s
         run.train(30)
         assert any("fits" in event.why and event.at_s > fell_s for event in run.said("setting")), "it was tried"
@@ -441,11 +483,11 @@ def test_what_is_tried_for_a_moment_right_after_a_fall_is_not_taken_for_measured
 
 def test_a_first_setting_that_is_soon_given_up_is_held_by_pauses_until_another_is_tried() -> None:
     """It was kept for minutes, without the pauses that it asks for."""
-    with running(virtual("orin-nano"), watts(5.0)) as run:
+    with running(virtual("orin-nano"), watts(5.25)) as run:
         run.train(8)
         assert "were read while a setting was measured" in run.said("setting")[1].why
         mean_w, _ = run.train(12)
-        assert mean_w <= 5.0 * 1.02
+        assert mean_w <= 5.25 * 1.02
 
 
 def test_joules_that_suffice_for_no_setting_are_said_as_joules() -> None:

@@ -1,12 +1,14 @@
 from __future__ import annotations
 
 import math
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
-from underwatt.control.judge import Bound, Judge, Second, Seconds
+from underwatt.control.judge import Bound, Judge, LiveJudge, Second, Seconds
 from underwatt.events import Judgement, Verdict
 
 
@@ -46,6 +48,15 @@ def test_a_short_run_proves_nothing_unless_it_is_over() -> None:
     assert judged([9.0] * 6, Bound(10.0)).verdict.judgement is Judgement.TOO_SHORT
     assert judged([20.0] * 6, Bound(10.0)).verdict.judgement is Judgement.NOT_HELD
     assert Verdict().judgement is Judgement.UNBOUNDED
+
+
+def test_where_watts_lie_about_the_tolerance_it_is_said_once() -> None:
+    meter: Any = SimpleNamespace(newest=None)
+    live = LiveJudge(meter, 0.0)
+    told = []
+    for live._judge.over in (0.0, 0.021, 0.019, 0.022, 0.018, 0.03, 0.005, 0.019):
+        told.append((live.news(10.0) or ("",))[0])
+    assert told == ["", "warning", "", "", "", "", "info", ""]
 
 
 def shown(true_w: list[float], lag_s: float, judge: Judge, falls: dict[float, Bound] | None = None) -> Judge:

@@ -12,7 +12,7 @@ from run_world import NET, Hurt, virtual, watts
 
 from underwatt.budget import Budget, Schedule, parse_budget
 from underwatt.control import publisher
-from underwatt.control.headroom import MOST_ANEW
+from underwatt.control.level_search import MOST_ANEW
 from underwatt.control.live_budget import LiveBudget
 from underwatt.control.pilot import Pilot
 from underwatt.control.state import ControlOptions, Phase

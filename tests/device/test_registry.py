@@ -82,3 +82,12 @@ def test_nothing_here_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_an_unknown_backend_lists_the_known() -> None:
     with pytest.raises(NoDeviceError, match=r"'amiga'.*jetson, nvml"):
         open_device("amiga:500")
+
+
+@pytest.mark.parametrize(
+    ("typed", "meant"), [("nano", "virtual:nano"), ("Orin-AGX", "virtual:orin-agx"), ("jetsn", "jetson")]
+)
+def test_a_mistyped_device_is_asked_about(typed: str, meant: str) -> None:
+    with pytest.raises(NoDeviceError) as refused:
+        open_device(typed)
+    assert str(refused.value.hint).startswith(f"Did you mean {meant}? ")

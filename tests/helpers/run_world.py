@@ -14,6 +14,8 @@ import torch
 from underwatt.adapters.tuner import Tuner, tune
 from underwatt.budget import Budget
 from underwatt.control.controller import Controller
+from underwatt.control.headroom import READ_MARGIN, Headroom
+from underwatt.control.knowledge import Knowledge
 from underwatt.control.live_budget import LiveBudget
 from underwatt.control.state import ControlOptions
 from underwatt.convergence.curve import SamplesToTarget
@@ -49,6 +51,19 @@ def virtual(board: str = "tx2-nx", seed: int = 0) -> VirtualJetson:
     device = open_device(f"virtual:{board}?seed={seed}")
     assert isinstance(device, VirtualJetson)
     return device
+
+
+def made_room(
+    *, knobs: bool = True, idle_w: float | None = 3.0, power_w: float = 8.0
+) -> tuple[Headroom, LiveBudget, Knowledge]:
+    """What a budget leaves on a board of which nothing is known yet."""
+    space = virtual().space if knobs else virtual().space.only(())
+    candidates = SettingArray.product(tuple(knob.name for knob in space.knobs), space.matrix(), SIZES)
+    live = LiveBudget(Budget(power_w=power_w))
+    problem = Problem.of(candidates, live.budget, idle_w=idle_w)
+    knowledge = Knowledge(problem)
+    room = Headroom(problem, live, knowledge, READ_MARGIN, may_pause=True, budget_w=power_w)
+    return room, live, knowledge
 
 
 class Hurt:

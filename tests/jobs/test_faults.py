@@ -38,6 +38,22 @@ def test_out_of_memory_is_an_answer(error: Exception) -> None:
     assert caught.value.__cause__ is None
 
 
+@pytest.mark.parametrize(
+    ("error", "remedy"),
+    [
+        (RuntimeError("mat1 and mat2 shapes cannot be multiplied (2x784 and 112x10)"), "do not fit together"),
+        (ValueError("Expected input batch_size (8) to match target batch_size (4)."), "do not fit together"),
+        (ValueError("Tried to step 201 times. The specified number of total steps is 200"), "Give it more steps."),
+        (KeyError("image"), ""),
+    ],
+)
+def test_what_often_fails_in_a_job_comes_with_a_remedy(error: Exception, remedy: str) -> None:
+    with pytest.raises(StepError) as caught:
+        fail_with(error)
+    assert remedy in caught.value.hint
+    assert bool(remedy) == bool(caught.value.hint)
+
+
 def test_the_full_memory_is_let_go_of() -> None:
     class Large:
         pass

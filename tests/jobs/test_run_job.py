@@ -15,7 +15,7 @@ import typer
 from run_world import tuned, virtual
 from train_world import blobs, log_in, train
 
-from underwatt.budget import Budget, parse_budget
+from underwatt.budget import Budget, Watts, parse_budget
 from underwatt.cli import run as cli_run
 from underwatt.control.live_budget import LiveBudget
 from underwatt.errors import BudgetError, InputError, StepError
@@ -128,8 +128,12 @@ def test_a_folder_that_cannot_be_made_is_said(tmp_path: Path) -> None:
 
 
 def test_a_run_that_never_began_is_not_in_the_way(tmp_path: Path) -> None:
-    with pytest.raises(BudgetError, match="lowest clocks"):
+    with pytest.raises(BudgetError, match="lowest clocks") as refused:
         train(tmp_path / "run", blobs(), live=LiveBudget(Budget(power_w=0.3)))
+    assert "The smallest budget that pauses hold is above" in str(refused.value.hint)
+    with pytest.raises(BudgetError, match="lowest clocks") as refused:
+        train(tmp_path / "run", blobs(), live=LiveBudget(Budget(power_w=0.3, watts=Watts.PEAK)))
+    assert "Peaks are not lowered by pauses" in str(refused.value.hint)
     assert train(tmp_path / "run", blobs(target=1.01), limit=160).samples == 160
 
 

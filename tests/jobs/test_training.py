@@ -9,6 +9,7 @@ import torch
 from tiny_job import Listed, make
 from torch import nn
 
+from underwatt.errors import InputError
 from underwatt.jobs import training
 from underwatt.jobs.training import Completion, LatestLoss, Training
 
@@ -208,6 +209,14 @@ def test_a_restored_training_goes_on_bit_by_bit_as_if_nothing_had_happened(worke
         assert torch.equal(one, two)
     through.close()
     other.close()
+
+
+@pytest.mark.parametrize("changed", [{"lr": 0.5}, {"lr_batch_size": 4}, {"lr_rule": "none"}])
+def test_another_learning_rate_than_that_of_a_checkpoint_is_refused_by_name(changed):
+    kept = Training(make(lr=0.25), 8)
+    with pytest.raises(InputError, match=r"The learning rate was 0\.25 at batch size 128 before, and the job has"):
+        Training(make(**{"lr": 0.25, **changed}), 8).restore(kept.state())
+    Training(make(lr=0.25), 16).restore(kept.state())
 
 
 class Events:

@@ -7,7 +7,18 @@ from hypothesis import given, strategies as st
 from live_run import FakeRun
 
 from underwatt.errors import InputError
-from underwatt.events import BudgetChanged, Ended, Expected, Noted, Planned, Progressed, Resumed, Scored, Verdict
+from underwatt.events import (
+    BudgetChanged,
+    Ended,
+    Expected,
+    Noted,
+    Planned,
+    Progressed,
+    Resumed,
+    Scored,
+    SettingChanged,
+    Verdict,
+)
 from underwatt.live.feed import LogReader
 from underwatt.live.view import ENTRIES, RECENT_S, WHOLE_BINS, FoldedPower, RunView, Thinned
 from underwatt.records import PowerMode, Setting
@@ -135,6 +146,25 @@ def test_entries_are_bounded() -> None:
     assert view.unreadable == 0
     assert len(view.entries) == ENTRIES
     assert view.entries[-1]["number"] == ENTRIES + 50
+
+
+def test_at_the_end_of_a_short_run_the_last_batch_size_is_shown_and_no_state() -> None:
+    view = RunView()
+    view.apply(Progressed(at_s=0.0, steps=1, samples=8, batch_size=8, state="searching"))
+    view.apply(SettingChanged(at_s=0.5, setting=Setting(PowerMode(), 64), state="holding"))
+    assert (view.shown()["batch_size"], view.shown()["state"]) == (64, "holding")
+    view.apply(Ended(at_s=0.9, outcome="reached", restored=True))
+    assert (view.shown()["batch_size"], view.shown()["state"]) == (64, None)
+
+
+def test_a_warning_of_the_budget_is_gone_when_it_is_held_again() -> None:
+    view = RunView()
+    view.apply(Noted(at_s=3.0, level="warning", text="Over the budget: the mean of the last seconds is 4 W."))
+    view.apply(Noted(at_s=4.0, level="info", text="Within the budget of 3 W again."))
+    assert view.shown()["warning"] is None
+    view.apply(Noted(at_s=5.0, level="warning", text="Power cannot be read."))
+    view.apply(Noted(at_s=6.0, level="info", text="Within the budget of 3 W again."))
+    assert view.shown()["warning"] == {"text": "Power cannot be read.", "at_s": 5.0}
 
 
 def test_a_warning_stands_out_until_the_budget_changes() -> None:

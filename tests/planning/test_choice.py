@@ -267,8 +267,9 @@ def test_a_budget_that_a_measured_setting_keeps_exactly_is_kept() -> None:
         assert plan.chosen.power_w.expected == pytest.approx(power_w)
         assert plan.chosen.chance_over < 1e-6
         tight = world.problem(Budget(power_w=power_w * (1 - 1e-7)))
-        with pytest.raises(BudgetError, match=r"smallest feasible power is .* W \(measured\)"):
+        with pytest.raises(BudgetError, match=r"smallest feasible power is .* W \(measured\)") as refused:
             choose_setting(tight, _predict(tight), measurements=[measured, *everything])
+        assert "That is without pauses" in str(refused.value.hint)
 
 
 def test_a_smallest_budget_that_nobody_measured_is_called_predicted() -> None:

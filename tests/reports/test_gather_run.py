@@ -13,7 +13,7 @@ import report_world as world
 from hypothesis import given, settings, strategies as st
 
 from underwatt.budget import parse_budget
-from underwatt.events import BudgetChanged, Expected, Planned, SettingChanged, Verdict
+from underwatt.events import BudgetChanged, Expected, Planned, Resumed, SettingChanged, Verdict
 from underwatt.measure.meter import Trace
 from underwatt.reports.build import build_report
 from underwatt.reports.gather_run import budget_of, energy_figures, happened, stretches, thin, trace_figure
@@ -102,6 +102,28 @@ def test_how_a_run_went_is_told_whether_or_not_there_is_a_plan(record: RunRecord
     assert happened(cut) == "The run under 6 W, then 5 W has not ended, or was cut off."
 
 
+@pytest.mark.parametrize(
+    ("deadline", "outcome", "late_s", "says"),
+    [
+        ("15min", "reached", -300.0, "The deadline of 15 min was made, 5.00 min early."),
+        ("9min", "finished", 60.0, "The deadline of 9 min was missed by 60.0 s."),
+        ("9min", "interrupted", 60.0, "The deadline of 9 min was missed by 60.0 s."),
+        ("15min", "limit", None, ""),
+    ],
+)
+def test_a_deadline_is_said_to_have_been_made_or_missed(
+    record: RunRecord, deadline: str, outcome: str, late_s: float | None, says: str
+) -> None:
+    start = replace(record.start, budget=str(parse_budget("08:00-18:00=15W,else=7W", deadline)))
+    run = ended(replace(record, events=(start, *record.events[1:])), outcome=outcome)
+    assert run.late_s == late_s
+    assert says in happened(run)
+    assert ("deadline" in happened(run)) == bool(says)
+    longer = Resumed(at_s=599.0, budget=str(parse_budget("5W, 1h")))
+    assert replace(run, events=(*run.events[:-1], longer, run.events[-1])).deadline_s == 3600
+    assert record.late_s is None
+
+
 def budgets(record: RunRecord, **changed: Any) -> RunRecord:
     """The same run under other budgets."""
     events = (replace(event, **changed) if isinstance(event, BudgetChanged) else event for event in record.events)
@@ -114,6 +136,7 @@ def test_budgets_that_change_often_are_told_by_their_range(record: RunRecord) ->
     many = [replace(step, power_w=4.0 + at) for at, step in enumerate(many)]
     assert "under budgets from 4 W to 12 W reached" in happened(replace(record, events=(*record.events, *many)))
     assert happened(budgets(record, power_w=None)).startswith("The training reached")
+    assert "under 6 W peak, then 5 W peak reached" in happened(budgets(record, watts="peak"))
 
 
 def test_expected_energy_names_the_budget_it_is_for(whole: Report) -> None:

@@ -181,11 +181,15 @@ def test_pauses_count_where_the_run_knew_what_they_draw(record: RunRecord) -> No
     assert report.front is not None
     assert alone.front is not None
     assert report.decision is not None
-    assert "held to 6 W mean by pauses (" in report.decision.sentence
+    assert "with pauses that are to hold it to 6 W mean (" in report.decision.sentence
     assert report.front.chosen.power_w.expected == pytest.approx(6.0)
     assert report.front.chosen.time_s.expected > 1.05 * alone.front.chosen.time_s.expected
     assert all(point.power_w <= 6 * (1 + 1e-9) for point in report.front.measured if point.fits)
     assert report.front.paused > 0 == alone.front.paused
+    of_all = f"{alone.front.keeping} of {alone.front.settings} settings keep 6 W mean"  # which a plan says too
+    assert alone.front.message.startswith(f"{of_all};")
+    more = report.front.keeping - alone.front.keeping
+    assert report.front.message.startswith(f"{of_all} by themselves, {more} more by pauses;")
     keys = {section.id: section.key for section in sections_of(report)}
     assert "as pauses between steps would hold them" in keys["front"]
     assert "as pauses between steps would hold them" in keys["maps"]
@@ -205,7 +209,7 @@ def test_the_same_setting_is_one_point_with_all_its_names(whole: Report) -> None
 
 def test_the_sentence_says_that_the_baseline_is_predicted(whole: Report) -> None:
     assert whole.decision is not None
-    assert "; the usual way (largest batch, highest clock) is predicted to take" in whole.decision.sentence
+    assert "; the usual way (largest batch that fits, highest clock) is predicted to take" in whole.decision.sentence
     assert "to reach a score of 0.97 in" in whole.decision.sentence
 
 
@@ -213,7 +217,7 @@ def test_the_published_baseline_alone_gives_the_speed_up() -> None:
     report = world.report(budget=parse_budget("2.5W"))
     assert report.front is not None
     assert report.decision is not None
-    assert "No setting for largest batch, highest clock" in report.front.message
+    assert "No setting for largest batch that fits, highest clock" in report.front.message
     assert "as long" not in report.decision.sentence
     assert [figure.name for figure in report.decision.key_figures].count("Speed-up") == 0
 
@@ -223,7 +227,7 @@ def test_a_choice_that_draws_more_than_the_budget_is_not_said_to_be_within_it(re
     plan = Planned(at_s=20.0, chosen=most, expected=EXPECTED, reason="with pauses.")
     report = world.report(record=replace(record, events=(*record.events, plan)))
     assert report.decision is not None
-    assert "held to 6 W mean by pauses" in report.decision.sentence
+    assert "with pauses that are to hold it to 6 W mean" in report.decision.sentence
     assert "within" not in report.decision.sentence
 
 

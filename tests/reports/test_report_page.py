@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import report_world as world
 
+from underwatt.events import Verdict
 from underwatt.records import Profile
 from underwatt.reports.build import build_report
 from underwatt.reports.gather_run import trace_figure
@@ -48,6 +49,14 @@ def test_what_users_wrote_is_text_and_nothing_else(html: str) -> None:
     assert "<script>alert" not in html
     assert "&lt;script&gt;alert(&quot;job&quot;)&lt;/script&gt;" in html
     assert len(re.findall(r"<script[ >]", html.split("<style>")[0] + html.split("</style>")[1].split("/**")[0])) == 2
+
+
+def test_the_verdict_stands_before_all_else(whole: Report) -> None:
+    page = render(replace(whole, verdict=Verdict(400.0, 400.0, over_s=20.0, worst_over=0.09, since_s=27.0)))
+    at = page.index('<p class="verdict not-held">The budget was NOT held: above it for 20.0 s')
+    assert at < page.index('<p class="decision">')
+    assert '<p class="verdict">The budget was held' in render(whole)
+    assert 'class="verdict' not in render(replace(whole, verdict=Verdict()))
 
 
 def test_a_profile_of_two_settings_still_gives_a_page() -> None:

@@ -55,8 +55,8 @@ def test_every_rule_is_there_and_judged_by_one_outlook() -> None:
     problem = world.problem(BUDGET)
     found = by_name(compare(problem, predicted(), EVERYTHING[::7], stock_modes=stock, truth=TRUTH))
     assert list(found) == [
-        "largest batch, highest clock",
-        "middle batch, highest clock",
+        "largest batch that fits, highest clock",
+        "middle batch or less, highest clock",
         "vendor's 5W",
         "maximum mode",
         "most samples/s",
@@ -82,14 +82,14 @@ def test_what_was_measured_counts_as_measured() -> None:
     item = found["maximum mode"]
     assert item.known == "measured"
     assert item.time_s == pytest.approx(3 * compare(problem, predicted(), ())[2].time_s)
-    assert found["largest batch, highest clock"].known == "predicted"
+    assert found["largest batch that fits, highest clock"].known == "predicted"
 
 
 def test_a_measured_interval_decides_whether_it_fits() -> None:
     problem = world.problem(BUDGET)
-    chosen = by_name(compare(problem, predicted(std=1e-3), ()))["middle batch, highest clock"]
+    chosen = by_name(compare(problem, predicted(std=1e-3), ()))["middle batch or less, highest clock"]
     measured = replace(world.truth(chosen.setting), power_w_ci95=7.01 - chosen.power_w)
-    again = by_name(compare(problem, predicted(std=1e-3), [measured]))["middle batch, highest clock"]
+    again = by_name(compare(problem, predicted(std=1e-3), [measured]))["middle batch or less, highest clock"]
     assert again.setting != chosen.setting
 
 
@@ -104,14 +104,14 @@ def test_batches_that_do_not_fit_memory_are_left_out() -> None:
     problem = world.problem(BUDGET)
     too_large = Measurement(world.at(500.0, 200.0, 32), status=Status.OUT_OF_MEMORY)
     found = by_name(compare(problem, predicted(), [*EVERYTHING[::7], too_large], truth=TRUTH))
-    assert found["largest batch, highest clock"].setting.batch_size == 16
+    assert found["largest batch that fits, highest clock"].setting.batch_size == 16
     assert all(item.setting.batch_size < 32 for item in found.values())
 
 
 def test_a_batch_that_never_gets_there_is_shown_as_never() -> None:
     problem = world.problem(BUDGET, curve=world.Curve(hopeless=True))
     found = by_name(compare(problem, predicted(), EVERYTHING, truth=TRUTH))
-    for name in ("largest batch, highest clock", "most samples/s"):
+    for name in ("largest batch that fits, highest clock", "most samples/s"):
         assert found[name].setting.batch_size == 64
         assert found[name].time_s == math.inf
     assert found[PUBLISHED].setting.batch_size < 64

@@ -143,6 +143,10 @@ class TransformersCallback(TrainerBudget, TrainerCallback):
         self._step_begins()
         if self._batches is not None and (self._schedule == "samples" or args.max_steps <= 0):
             state.max_steps = state.global_step + self._steps_left(self._limit_samples)
+            assert self._guarded is not None
+            for one in self._guarded.callback_handler.callbacks:  # their progress bars, on a terminal or in a notebook
+                if (bar := getattr(one, "training_bar", None) or getattr(one, "training_tracker", None)) is not None:
+                    bar.total = state.max_steps
 
     on_train_end = TrainerBudget._end
 

@@ -23,7 +23,7 @@ from underwatt.control.live_budget import LiveBudget
 from underwatt.convergence.curve import fit_convergence
 from underwatt.convergence.prior import RelativeCurve
 from underwatt.device.base import HasStockModes, permitted_space
-from underwatt.errors import InputError, PredictError, UnderwattError
+from underwatt.errors import InputError, PredictError, StepError, UnderwattError
 from underwatt.events import Noted
 from underwatt.jobs.command import Limits
 from underwatt.jobs.command_run import KEPT_NAME, run_command
@@ -194,6 +194,7 @@ def converge(
     one a core or GPU by default; a ``Job`` without an address is trained in this process, one after the other. The
     listener gets ``StudyProgress``.
     """
+    from underwatt.jobs.data import fillable, train_and_test
     from underwatt.jobs.training import device_of
     from underwatt.studies.proxy_training import noise_scale_on_the_way, usual_effort
 
@@ -205,7 +206,11 @@ def converge(
         listener(Noted(level="warning", text=note))
     if (busy := threads_note()) and device_of(loaded).type == "cpu":
         listener(Noted(level="info", text=busy))
-    sizes = lookup.as_batch_sizes(batch_sizes) or spread_batch_sizes(loaded.batch_sizes, points)
+    asked = lookup.as_batch_sizes(batch_sizes)
+    sizes, left_out = fillable(asked or loaded.batch_sizes, len(train_and_test(loaded, proxy=True)[0]))
+    if left_out:
+        listener(Noted(level="warning", text=left_out))
+    sizes = sizes if asked else spread_batch_sizes(sizes, points)
     effort = usual_effort(loaded, passes)
     with lookup.opened(store) as kept:
         done = list(next((runs for _, runs in kept.convergence(info.id)), ()))
@@ -254,6 +259,7 @@ def _reachable_target(
     except UnderwattError:  # which the study comes upon too, and reports
         return job.target
     keep(end.run)
+    listener(StudyProgress(1, 1, 0, None, spec, end.run.samples, ended=end.ended))
     if end.ended != "limit" or (found := within_reach(job, end)) is None:
         return job.target
     target, run = found
@@ -324,8 +330,9 @@ def run(
             if is_job and (note := threads_note()) and device_of(loaded).type == "cpu":
                 listener(Noted(level="info", text=note))
             ended = run_job(made, loaded) if is_job else run_command(made, workload)
-        except (KeyboardInterrupt, SystemExit):
-            if os.getpid() == process and (said := stopped(where, _line_of(options, words, folder, where))):
+        except (KeyboardInterrupt, SystemExit, StepError) as exc:
+            line = "" if isinstance(exc, StepError) else _line_of(options, words, folder, where)
+            if os.getpid() == process and (said := stopped(where, line)):
                 listener(Noted(level="info", text=said))
             raise
         return replace(ended, folder=folder) if folder.absolute() == where else ended

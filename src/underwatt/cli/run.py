@@ -190,7 +190,7 @@ def run(
     verdict = log.verdict()
     if as_json:
         record = to_json(ended)
-        kept_in = {"folder": record.pop("folder"), "verdict": verdict.judgement.value}
+        kept_in = {"folder": record.pop("folder"), "verdict": verdict.judgement.value, "late_s": log.late_s}
         common.say_json({**record, **kept_in}, None)
         raise Exit(exit_code(ended.outcome, verdict, ended.not_kept))
     # In the words and with the figures of the report.

@@ -6,11 +6,23 @@ import math
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from underwatt.budget import Watts
 from underwatt.control.headroom import COUNTED_MARGIN, READ_MARGIN, Headroom
 from underwatt.control.judge import LiveJudge
-from underwatt.control.knowledge import Knowledge, seen_idle_w
+from underwatt.control.knowledge import Knowledge, mean_reading_w, seen_idle_w
 from underwatt.control.pacer import LONGEST_PAUSE_S, Pacer
-from underwatt.control.state import ControlOptions, ControlState, FastPath, Phase, is_back, throttle_ended, throttled
+from underwatt.control.state import (
+    ControlOptions,
+    ControlState,
+    FastPath,
+    Phase,
+    SensorFinding,
+    is_back,
+    is_clearly_over,
+    look_at_sensor,
+    throttle_ended,
+    throttled,
+)
 from underwatt.control.steering import Steering
 from underwatt.errors import DeviceError, ModeError
 from underwatt.events import Noted, SettingChanged
@@ -23,6 +35,7 @@ if TYPE_CHECKING:
     from underwatt.convergence.prior import RelativeCurve
     from underwatt.device.session import Session
     from underwatt.events import Event, Verdict
+    from underwatt.measure.measurement import Measuring
     from underwatt.measure.meter import Meter
     from underwatt.planning.problem import Problem
     from underwatt.records import Measurement, Profile, Setting
@@ -78,6 +91,7 @@ class Actuator:
         self._share_done = 0.0
         self.samples_left: Callable[[], float] = lambda: math.inf  # to the end, where that is known
         self._paused_s = 0.0
+        self.measuring: Measuring | None = None  # which something other than steps would blur
 
     # What others may ask
 
@@ -246,10 +260,10 @@ class Actuator:
 
     def _expect_measured(self, found: Measurement, now_s: float) -> None:
         """What steps draw is known from now on; pauses become shorter, which a sensor that lags shows later."""
-        has_knobs = self.state.room.has_knobs
-        blind_until_s = -math.inf if has_knobs else now_s + self._settling.seconds(self.budget_w, found.power_w)
+        blurred = self.state.room.pauses_blur
+        blind_until_s = -math.inf if blurred else now_s + self._settling.seconds(self.budget_w, found.power_w)
         busy_w = found.power_w + self._doubt_w(found)
-        self._pacer.measured(busy_w, found.step_s, forgive=has_knobs, blind_until_s=blind_until_s)
+        self._pacer.measured(busy_w, found.step_s, forgive=blurred, blind_until_s=blind_until_s)
 
     def _learn_idle(self, known: Measurement, since_s: float) -> None:
         """See what pauses draw at the setting in use, where there were enough of them."""
@@ -280,15 +294,48 @@ class Actuator:
         known, room = self.knowledge.of(setting), self.state.room
         if known is not None:
             return self.knowledge.expected_w(known) + self._doubt_w(known)
-        if room.has_knobs or not room.can_pause:
+        if room.pauses_blur or not room.can_pause:
             return None
         highest_w = max((m.power_w for m in self.knowledge.measurements()), default=0.0)
         return max(CAUTION * self.budget_w, highest_w)
 
     def _doubt_w(self, known: Measurement) -> float:
         """What steps may draw beyond what was measured between pauses: a pacer without a counter learns it too late."""
-        is_sure = self.state.room.has_knobs or self._meter.counts_joules or math.isinf(known.power_w_ci95)
+        is_sure = self.state.room.pauses_blur or self._meter.counts_joules or math.isinf(known.power_w_ci95)
         return 0.0 if is_sure else known.power_w_ci95
+
+    def _unseen_peak_w(self, since_s: float, now_s: float) -> float:
+        """The highest reading since a moment that was not looked at yet: a step may take longer than any window."""
+        since_s = max(since_s, self.state.peaks_seen_s)
+        self.state = replace(self.state, peaks_seen_s=now_s)
+        return self._meter.highest_after(since_s)
+
+    def _over_while_measured_w(self, now_s: float) -> float:
+        """The watts of a setting under measurement that is clearly above the budget; 0 where it is not."""
+        since_s = max(now_s - self._options.short_s, self.state.changed_s, self.state.other_s)
+        mean_w, peak = mean_reading_w(self._meter, since_s), self._live.budget.watts is Watts.PEAK
+        if math.isnan(mean_w):
+            return 0.0
+        lag_s = self._options.lag_s
+        settled_s = self.state.changed_s + (lag_s if now_s >= self.state.changed_s + lag_s else 0.0)
+        peak_w = self._unseen_peak_w(settled_s, now_s) if peak else 0.0
+        is_over = is_clearly_over(self.state, now_s, mean_w, peak_w, self._options, peak=peak)
+        return mean_w if is_over else 0.0
+
+    def _sensor_works(self, now_s: float) -> bool:
+        """Whether there are readings; without, a setting that was measured to fit is held for a while."""
+        newest = self._meter.newest
+        read_s = self._begun_here_s if newest is None else newest.at_s
+        self.state, found = look_at_sensor(self.state, now_s, read_s, self._meter.failure, self._options)
+        if found is SensorFinding.BACK:
+            self._note("info", "Power can be read again.")
+            self.measuring = None  # anew with the next step
+        elif found is SensorFinding.FAILED:
+            why = self._meter.failure or f"Power was last read {now_s - read_s:.1f} s ago."
+            self._note("warning", f"{why} Holding the last safe setting.")
+            self.measuring = None
+            self._use_best(Phase.HOLDING, "power cannot be read")
+        return found in (SensorFinding.WORKS, SensorFinding.BACK)
 
     def _other_w(self, what: str) -> float:
         """What is no step is reckoned to draw so much, before it was seen; too much rather than too little."""

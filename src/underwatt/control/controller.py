@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any
 from underwatt.budget import Watts
 from underwatt.control import state as control
 from underwatt.control.actuator import Actuator
-from underwatt.control.headroom import LevelSearch
 from underwatt.control.knowledge import mean_reading_w, seen_steps
+from underwatt.control.level_search import LevelSearch
 from underwatt.control.pacer import LONGEST_PAUSE_S
-from underwatt.control.state import Excess, Phase, SensorFinding
+from underwatt.control.state import Excess, Phase
 from underwatt.errors import OutOfMemoryError, SensorError
 from underwatt.events import BudgetChanged, Measured
 from underwatt.measure.measurement import Measuring
@@ -29,13 +29,16 @@ from underwatt.records import Measurement, Setting, Status
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from underwatt.control.headroom import Headroom
     from underwatt.control.live_budget import LiveBudget
     from underwatt.device.session import Session
     from underwatt.measure.meter import Meter
     from underwatt.planning.problem import Problem
+    from underwatt.planning.search import Ask
     from underwatt.records import Profile
 
 WORTH_A_CHANGE = 0.01  # a setting that fits is left for a better one only where that is worth the change
+WAITING_SEEN_S, PAUSE_S = 0.4, 0.1  # how long is read what waiting draws, once a sensor shows it; in such pieces
 MOST_REFUSED, MOST_IN_VAIN = 8, 2  # modes in a row that the device refused; checks of it that showed no change
 
 
@@ -55,7 +58,6 @@ class Controller(Actuator):
     ) -> None:
         super().__init__(session, meter, problem, live, known=known, references=references, **more)
         self._search = LevelSearch(self.state.room, self._options, known, references)
-        self.measuring: Measuring | None = None  # which something other than steps would blur
         self._doubted: Measurement | None = None  # until a known setting was measured again
         self._may_refuse, self._in_vain = True, 0  # a budget that nothing keeps, at the start only; checks in vain
         self._stepped_s = self._now_s()
@@ -69,11 +71,15 @@ class Controller(Actuator):
         if self._wait_for_watts(least_w, self._follow) or self.setting is None:
             self._stepped_s = self._now_s()
             self._seek()
+        if self.setting is None and self.knowledge.usable(lowest := self.state.room.lowest()):
+            # By what is known of other batch sizes, nothing keeps the budget.
+            self._use(lowest, Phase.SEARCHING, "to see whether the lowest setting fits")
         if self.setting is None:
             raise OutOfMemoryError(
                 "Every offered batch size ran out of memory when it was measured before.",
                 hint="Offer smaller batch sizes, or measure anew with another store.",
             )
+        self._begin_paused()
         return self.setting
 
     def after_step(self, batch_size: int) -> None:
@@ -92,7 +98,7 @@ class Controller(Actuator):
             self._pause(LONGEST_PAUSE_S)
             self.state = replace(self.state, next_look_s=self._now_s())
             self._meter.check_sensor(after_step=False)  # where they do not move either, the run is over
-        if self.measuring is not None and self.state.room.has_knobs:
+        if self.measuring is not None and self.state.room.pauses_blur:
             self._pacer.skip(now_s)  # a pause would blur the reading
             return
         if steps > 1 and self.budget_w != budget_w:
@@ -104,6 +110,7 @@ class Controller(Actuator):
             fast.until_s = control.fast_until_s(self.state, self._live.budget, self._begun_s, now_s, self._options)
             return
         self._keep_pace()
+        self._begin_paused()
 
     def _keep_pace(self) -> None:
         """Wait for as long as the pacer asks for; a wait in which the last joules go ends, so that the training can.
@@ -115,7 +122,7 @@ class Controller(Actuator):
             if self.energy_j >= self._most_j and (were_left or not self._pacer.helps):
                 return
             self._pause(pause_s)
-            if self.phase is Phase.SEARCHING and self.state.room.has_knobs:
+            if self.phase is Phase.SEARCHING and self.state.room.pauses_blur:
                 return  # a setting is to be measured, which a pause would blur
 
     def _pause(self, seconds: float) -> None:
@@ -259,21 +266,6 @@ class Controller(Actuator):
             else:
                 self._use_best(Phase.HOLDING, f"the budget is {watts:g} W now")
 
-    def _sensor_works(self, now_s: float) -> bool:
-        """Whether there are readings; without, a setting that was measured to fit is held for a while."""
-        newest = self._meter.newest
-        read_s = self._begun_here_s if newest is None else newest.at_s
-        self.state, found = control.look_at_sensor(self.state, now_s, read_s, self._meter.failure, self._options)
-        if found is SensorFinding.BACK:
-            self._note("info", "Power can be read again.")
-            self.measuring = None  # anew with the next step
-        elif found is SensorFinding.FAILED:
-            why = self._meter.failure or f"Power was last read {now_s - read_s:.1f} s ago."
-            self._note("warning", f"{why} Holding the last safe setting.")
-            self.measuring = None
-            self._use_best(Phase.HOLDING, "power cannot be read")
-        return found in (SensorFinding.WORKS, SensorFinding.BACK)
-
     def _watch(self, now_s: float) -> None:
         """Compare what is measured with what is known of the setting in use."""
         known = self.knowledge.of(self.setting) if self.setting else None
@@ -298,12 +290,6 @@ class Controller(Actuator):
             self.knowledge.observe(known.setting, power_w, math.nan, short_s)
             self._correct(power_w)
         return found is not Excess.NONE
-
-    def _unseen_peak_w(self, since_s: float, now_s: float) -> float:
-        """The highest reading since a moment that was not looked at yet: a step may take longer than any window."""
-        since_s = max(since_s, self.state.peaks_seen_s)
-        self.state = replace(self.state, peaks_seen_s=now_s)
-        return self._meter.highest_after(since_s)
 
     def _has_drifted(self, known: Measurement, now_s: float) -> bool:
         """Take in what steps drew and took lately; whether the device has changed, which is corrected then."""
@@ -344,21 +330,21 @@ class Controller(Actuator):
     def _start_measuring(self, now_s: float) -> Measuring:
         assert self.setting is not None
         room, options = self.state.room, self._options
-        precision = options.measure if room.has_knobs else options.measure_paused
+        precision = options.measure if room.pauses_blur else options.measure_paused
         idle_w = room.idle_at(self.setting)
         return Measuring(self._session.device, self._meter, self.setting, now_s, precision, self._settling, idle_w)
 
     def _follow_measurement(self, now_s: float) -> None:
         assert self.measuring is not None
         room = self.state.room
-        if room.has_knobs and self._has_leapt(now_s):
+        if room.pauses_blur and self._has_leapt(now_s):
             return
         is_enough = (
             self.measuring.is_enough()
             or room.is_ruled_out(self.measuring.so_far, self._options)
             or control.outlived(self.state, now_s, self._options)
         )
-        over_w = 0.0 if is_enough or not room.has_knobs else self._over_while_measured_w(now_s)
+        over_w = 0.0 if is_enough or not room.pauses_blur else self._over_while_measured_w(now_s)
         if not is_enough and not over_w:
             return
         is_doubtful = room.may_pause and self._meter.stands_still(self.measuring.begun_s)  # a pause will tell
@@ -374,7 +360,7 @@ class Controller(Actuator):
             if self._is_to_be_checked(found):
                 return
         if over_w and self.knowledge.measurements():
-            if self._search.tried_in_vain(room):
+            if self._search.tried_in_vain(room, now_s - self._begun_s):
                 self._check_found()
             # Back to what is known: if that draws more too, it is the device that has changed, and not the setting.
             self._use_best(Phase.CORRECTING, f"{over_w:.2f} W were read while a setting was measured")
@@ -400,7 +386,7 @@ class Controller(Actuator):
             return False
         room = self.state.room
         best = self.knowledge.best(replace(room.problem(), idle_w=None))  # as nothing pauses while it is checked
-        may_check = found.usable and room.has_knobs and self._in_vain < MOST_IN_VAIN
+        may_check = found.usable and room.pauses_blur and self._in_vain < MOST_IN_VAIN
         if best and best.fits and may_check and self._search.is_surprised_by(self.knowledge.drift.seen_from(found)):
             self._doubted = found
             if self._use(best.measurement.setting, Phase.SEARCHING, "to see whether the device has changed"):
@@ -418,7 +404,7 @@ class Controller(Actuator):
         read_w = mean_reading_w(self._meter, max(now_s - control.ROUGH_S, self.state.changed_s))
         read_w = over_w if math.isnan(read_w) else read_w  # the newest reading may be older than that
         found = control.as_given_up(self.state, found, now_s, read_w, self._settling.typical_s)
-        self._pacer.measured(found.power_w, found.step_s, forgive=self.state.room.has_knobs)
+        self._pacer.measured(found.power_w, found.step_s, forgive=True)
         if self.knowledge.of(found.setting) is None:
             return self._is_to_be_checked(found)
         self.knowledge.observe(found.setting, found.power_w, math.nan, self._options.short_s)
@@ -453,18 +439,6 @@ class Controller(Actuator):
         self.state = control.drifted(self.state, self._now_s())
         self._set_pace()
 
-    def _over_while_measured_w(self, now_s: float) -> float:
-        """The watts of a setting under measurement that is clearly above the budget; 0 where it is not."""
-        since_s = max(now_s - self._options.short_s, self.state.changed_s, self.state.other_s)
-        mean_w, peak = mean_reading_w(self._meter, since_s), self._live.budget.watts is Watts.PEAK
-        if math.isnan(mean_w):
-            return 0.0
-        lag_s = self._options.lag_s
-        settled_s = self.state.changed_s + (lag_s if now_s >= self.state.changed_s + lag_s else 0.0)
-        peak_w = self._unseen_peak_w(settled_s, now_s) if peak else 0.0
-        is_over = control.is_clearly_over(self.state, now_s, mean_w, peak_w, self._options, peak=peak)
-        return mean_w if is_over else 0.0
-
     def _take(self, measurement: Measurement) -> None:
         corrected = self.knowledge.drift.seen_from(measurement)
         if measurement.steps != GLIMPSE or not self.knowledge.measurements():
@@ -477,7 +451,7 @@ class Controller(Actuator):
         room = self._steering.foresee(self.state.room, self._elapsed_s(), self.energy_j, 1 - self._share_done)
         self.state = replace(self.state, room=room)
         most = MOST_REFUSED if self.knowledge.measurements() else len(room.base)
-        asks = (self._search.ask(self.state.room, self._elapsed_s(), self.time_left_s) for _ in range(most))
+        asks = (self._ask(room) for _ in range(most))
         if any(self._use(ask.setting, Phase.SEARCHING, ask.why) for ask in itertools.takewhile(bool, asks) if ask):
             return
         self._check_found()
@@ -487,10 +461,36 @@ class Controller(Actuator):
         if self.setting is not None and (plan := self.state.room.planned(self.setting)):
             self._tell(plan)
 
+    def _ask(self, room: Headroom) -> Ask | None:
+        ask = self._search.ask(room, self._elapsed_s(), self.time_left_s)
+        self.state = replace(self.state, room=replace(room, measures_paused=self._search.is_paused))
+        return ask
+
+    def _begin_paused(self) -> None:
+        """Before a setting is measured with its pauses: see what waiting draws at its clocks, then reckon with both."""
+        room, setting, begin_s, newest = self.state.room, self.setting, self._now_s(), self._meter.newest
+        may_begin = self.phase is Phase.SEARCHING and self.measuring is None and room.measures_paused
+        if not may_begin or setting is None or newest is None:
+            return
+        if self.knowledge.waits_w(setting.mode) is None:
+            shown_s = self._settling.seconds(newest.power_w - room.idle_w, room.idle_w)
+            while self.setting == setting and self._now_s() < begin_s + shown_s + WAITING_SEEN_S:
+                self._pause(PAUSE_S)
+            waits_w = mean_reading_w(self._meter, begin_s + shown_s)
+            if self.setting != setting or math.isnan(waits_w):
+                return
+            self.knowledge.saw_waiting(setting.mode, waits_w)
+            self._set_pace()
+            if self._search.is_out(room, setting):
+                self._seek()
+                self._begin_paused()
+                return
+        self._pacer.expect(self._search.reckoned_w(room, setting) or self._busy_w(setting))
+
     def _check_found(self) -> None:
         """A search that found nothing which fits ends a run that begins with it; later, there is nothing to end."""
         room = self.state.room
-        if (error := room.why_nothing_fits(self._live.budget)) is None:
+        if (error := room.why_nothing_fits(self._live.budget)) is None or not room.can_wait(self.budget_w):
             return
         if room.can_pause and not room.has_knobs:
             self._note("warning", "One step draws much of what 5 s allow: the mean swings. Offer smaller batch sizes.")

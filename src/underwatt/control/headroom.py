@@ -1,4 +1,4 @@
-"""What a budget leaves: how many watts for a setting as it was measured, which problem that poses, and its search."""
+"""What a budget leaves: how many watts for a setting as it was measured, and which problem that poses."""
 
 from __future__ import annotations
 
@@ -16,19 +16,15 @@ from underwatt.errors import BudgetError
 from underwatt.events import Expected, Planned
 from underwatt.measure.meter import measure_idle
 from underwatt.planning.problem import Goal, allows_pauses
-from underwatt.planning.search import FIRST, Search
-from underwatt.records import Measurement, PowerMode, Status
+from underwatt.records import Measurement, PowerMode
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from underwatt.budget import Budget
     from underwatt.control.live_budget import LiveBudget
     from underwatt.control.state import ControlOptions
     from underwatt.device.session import Session
     from underwatt.planning.problem import Problem
-    from underwatt.planning.search import Ask
-    from underwatt.records import Profile, Setting
+    from underwatt.records import Setting
 
 # The share of the budget that is left free: small where joules are counted, more where watts are averaged. Chosen with
 # benchmarks/hold.py and benchmarks/hold_gpu.py.
@@ -43,13 +39,6 @@ IDLE_SHARE, MOST_IDLE_SHARE = 0.75, 0.9
 USUAL_VIEW_S, LONGEST_VIEW_S = 3600.0, 86_400.0
 # Chosen with benchmarks/hold.py: while training, a setting that may not fit is hardly worth a try; and training on
 # while another setting is measured costs about so many seconds, a few at a setting that is somewhat slower.
-CAUTION_TO_FIT = 4.0
-MEASURING_COSTS_S = 0.6
-MORE_FOR_PEAK = 2
-MOST_ANEW = 3  # measurements where only batch sizes are weighed otherwise; not tuned
-MUCH_GAIN = 0.02  # no search ends at so many measurements while so much is to be gained, before there are twice as many
-# What was found has turned out to draw too much, and the next best is worse by this share: the search was not over.
-FELL_BEHIND = 0.03
 FEWEST_STEPS = 3
 UNBOUNDED_W = 1e9  # where neither watts nor joules are bounded, and no deadline can be kept
 
@@ -65,11 +54,17 @@ class Headroom:
     may_pause: bool
     budget_w: float = math.nan
     pace_s: float | None = None  # of a whole training that ends by the deadline; none where there is none to keep
+    measures_paused: bool = False  # whether settings are measured with the pauses that they need
 
     @property
     def has_knobs(self) -> bool:
         """Whether there is anything to set but the batch size."""
         return bool(self.base.candidates.knobs)
+
+    @property
+    def pauses_blur(self) -> bool:
+        """Whether settings are measured without pauses, which blur what a sensor reads."""
+        return self.has_knobs and not self.measures_paused
 
     @property
     def can_pause(self) -> bool:
@@ -102,7 +97,8 @@ class Headroom:
     def idle_at(self, setting: Setting | None) -> float:
         """Power in a pause at a setting: as it was seen there, or near it, or as above."""
         known = self.knowledge.of(setting) if setting else None
-        seen_w = self.knowledge.idle_w(known) if known else None
+        seen_w = self.knowledge.waits_w(setting.mode) if setting else None
+        seen_w = self.knowledge.idle_w(known) if known and seen_w is None else seen_w
         return self.idle_w if seen_w is None else seen_w
 
     def problem(self) -> Problem:
@@ -147,7 +143,7 @@ class Headroom:
             least_w = math.ceil(10 * self.base.idle_w / (1 - LEAST_RELIEF)) / 10
             raise BudgetError(
                 f"{watts:g} W is less than the device draws while it waits ({self.base.idle_w:.2f} W), or as much.",
-                hint=f"The smallest budget that can be held is above {least_w:g} W.",
+                hint=f"The smallest budget that pauses hold is above {least_w:g} W.",
             )
 
     def time_at_level_s(self, elapsed_s: float, left_s: float, near: float) -> float:
@@ -185,7 +181,7 @@ class Headroom:
         if so_far is None or so_far.power_w_ci95 > 2 * options.rough * so_far.power_w:
             return False
         seen = self.knowledge.drift.seen_from(so_far)
-        if self.has_knobs and seen.power_w - seen.power_w_ci95 > self.left_w:
+        if self.pauses_blur and seen.power_w - seen.power_w_ci95 > self.left_w:
             return True
         if so_far.steps < FEWEST_STEPS or so_far.step_s_ci95 > options.rough * so_far.step_s:
             return False
@@ -210,8 +206,9 @@ class Headroom:
                 hint="Raise the energy or the time of the budget, or choose an easier target.",
             )
         least_w = min(budget.drawn_w(m) for m in knowledge.measurements()) + knowledge.drift.extra_w
+        bound = f"{self.budget_w:g} W {budget.watts.value}"
         return BudgetError(
-            f"No setting keeps {self.budget_w:g} W: the least that was measured is {least_w:.2f} W.",
+            f"No setting keeps {bound}: the least that was measured is {least_w:.2f} W.",
             hint=f"Raise the budget to {math.ceil(10 * least_w * 1.02) / 10:g} W, or offer smaller batch sizes.",
         )
 
@@ -244,126 +241,8 @@ def lowest_idle_w(session: Session, set_modes: bool, live: LiveBudget, elapsed_s
     if (most_w := live.most_w(elapsed_s)) <= lowest_w:
         raise BudgetError(
             f"{most_w:g} W is less than the device draws while it waits at its lowest clocks ({lowest_w:.2f} W).",
-            hint=f"The smallest budget that can be held is above {lowest_w:.2f} W.",
+            hint=f"The smallest budget that pauses hold is above {lowest_w:.2f} W."
+            if allows_pauses(live.budget)
+            else "Peaks are not lowered by pauses: the budget must allow what a step draws, which is more.",
         )
     return lowest_w
-
-
-class LevelSearch:
-    """Searches anew for each level of the budget, with all that is known, and remembers for which it has."""
-
-    def __init__(
-        self,
-        room: Headroom,
-        options: ControlOptions,
-        known: Sequence[Measurement] = (),
-        references: Sequence[Profile] = (),
-    ) -> None:
-        self._references = references
-        self._knowledge, self._options = room.knowledge, options
-        self.start_over(room, known)
-
-    def start_over(self, room: Headroom, known: Sequence[Measurement]) -> None:
-        """Search as if nothing had been measured but this."""
-        problem = room.base
-        has_knobs = bool(problem.candidates.knobs)
-        self._search = Search(
-            problem,
-            references=self._references,
-            known=known,
-            first=min(FIRST, len(problem)),
-            caution=CAUTION_TO_FIT,
-            much_gain=MUCH_GAIN,
-            safe=has_knobs,  # without knobs, pauses hold the budget whatever a step draws
-        )
-        self._level_w, self._base, self._goal = math.nan, problem, problem.goal
-        self.done_w: list[float] = []  # for which watts there was a search of the same that came to its end
-        self._made: dict[float, int] = {}  # measurements for these watts, however batch sizes were weighed
-        self._found: dict[float, float] = {}  # how good what was found for these watts was
-
-    def _is_same(self, room: Headroom) -> bool:
-        """Whether the same is searched for, but for the watts."""
-        return room.goal is self._goal and room.base is self._base
-
-    def is_done(self, room: Headroom) -> bool:
-        """Whether there was a search for about as many watts already, and what it found is not lost."""
-        if not self._is_same(room) or self._knowledge.mistaken:
-            return False
-        return self._is_near(room.left_w, self.done_w) and not self._fell_behind(room)
-
-    def _fell_behind(self, room: Headroom) -> bool:
-        """Whether the best that is known is clearly worse than what the last search for such watts ended with.
-
-        A board draws more once it is warm: what just fitted does no more, and the next best may be far below.
-        """
-        near = [score for watts, score in self._found.items() if self._is_near(room.left_w, [watts])]
-        may_have = near and room.has_knobs and room.goal is Goal.SOONEST
-        best = self._knowledge.best(room.problem()) if may_have else None
-        return best is not None and best.fits and best.score(room.goal) > (1 + FELL_BEHIND) * near[-1]
-
-    def _is_near(self, level_w: float, levels_w: list[float]) -> bool:
-        return any(math.isclose(level_w, one_w, rel_tol=self._options.same_level) for one_w in levels_w)
-
-    def ask(self, room: Headroom, elapsed_s: float, time_left_s: float) -> Ask | None:
-        """The setting to measure next; ``None`` where that is worth nothing."""
-        if self._knowledge.mistaken:
-            self._knowledge.mistaken = False
-            self.start_over(room, self._knowledge.measurements())
-        elif self._is_same(room) and self._fell_behind(room):
-            elsewhere = {w: score for w, score in self._found.items() if not self._is_near(room.left_w, [w])}
-            self.start_over(room, self._knowledge.measurements())  # as they are known now
-            self.done_w, self._found = list(elsewhere), elsewhere
-        level_w, is_same = room.left_w, self._is_same(room)
-        has_moved = not math.isclose(level_w, self._level_w, rel_tol=1e-3)
-        if not is_same:
-            if room.goal is not self._goal:
-                self._made = {}
-            self._goal, self._base, self.done_w, self._found = room.goal, room.base, [], {}
-        time_s = room.time_at_level_s(elapsed_s, time_left_s, self._options.same_level)
-        if has_moved or not is_same:
-            problem = room.problem()
-            if room.has_knobs:  # pauses would blur the reading: they are for settings whose power is known already
-                problem = replace(problem, idle_w=None)
-            made = sum(count for watts, count in self._made.items() if self._is_near(level_w, [watts]))
-            self._search = self._search.under(
-                problem,
-                most=max(self._most_a_level(room) - made, MOST_ANEW if made else 1),
-            )
-            self._level_w = level_w
-        # A gain is worth what is left of the training to have it in.
-        self._search.least_gain = max(self._options.least_gain, MEASURING_COSTS_S / time_s)
-        ask = self._search.ask()
-        while ask is not None and not self._knowledge.usable(ask.setting):
-            if self._knowledge.is_refused(ask.setting.mode):
-                self._search.exclude(ask.setting.mode)
-            else:
-                self._search.tell(Measurement(ask.setting, status=Status.FAILED))
-            ask = self._search.ask()
-        return ask
-
-    def _most_a_level(self, room: Headroom) -> int:
-        """Peak watts are neared in smaller steps: nothing is tried that may be above them."""
-        return self._options.most_a_level * (MORE_FOR_PEAK if room.live.budget.watts is Watts.PEAK else 1)
-
-    def is_surprised_by(self, measurement: Measurement) -> bool:
-        """Whether a measurement of what was asked for last draws clearly other watts than was to be expected."""
-        return self._search.is_surprised_by(measurement)
-
-    def ends(self, room: Headroom) -> None:
-        """The search for the watts in force is over."""
-        self.done_w.append(room.left_w)
-        self._found.pop(room.left_w, None)
-        if (best := self._knowledge.best(room.problem())) is not None and best.fits:  # the newest stands last
-            self._found[room.left_w] = best.score(room.goal)
-
-    def tried_in_vain(self, room: Headroom) -> bool:
-        """What was tried draws too much; where pauses may hold watts that nothing keeps without, one try is enough."""
-        is_enough = bool(self.done_w) and self._search.best is None and room.can_pause
-        if is_enough:
-            self.ends(room)
-        return is_enough
-
-    def tell(self, measurement: Measurement) -> None:
-        """Take in a measurement, as it would be without drift."""
-        self._search.tell(measurement)
-        self._made[self._level_w] = self._made.get(self._level_w, 0) + 1

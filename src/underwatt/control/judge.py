@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from underwatt.measure.meter import Meter
 
 TOLERANCE = 0.02  # a mean that is above the budget by less is within what sensors and pacing resolve
+OVER, WITHIN = "Over the budget", "Within the budget"  # what is said when it begins to be exceeded, and when no more
 WINDOW_STEPS = 5
 LONGEST_WINDOW_S = 60.0  # of five steps: a long wait is no long step
 FULL = 0.8  # a window that readings cover to this share is judged
@@ -277,12 +278,13 @@ class LiveJudge:
 
     def news(self, budget_w: float) -> tuple[str, str] | None:
         """A note, with its level, where the budget has begun to be exceeded since the last time, or is held again."""
-        was_over, self._was_over = self._was_over, self.is_over
+        was_over = self._was_over
+        self._was_over = self.is_over or (was_over and self.over > TOLERANCE / 2)  # said once, where it lies near that
         if self.is_over and not was_over:
             what = "the highest reading of the last second" if self._is_peak else "the mean of the last seconds"
             drawn_w, allowed_w = self._judge.drawn_w, self._judge.allowed_w
-            return "warning", f"Over the budget: {what} is {drawn_w:.2f} W, {allowed_w:.4g} W are allowed."
-        return ("info", f"Within the budget of {budget_w:g} W again.") if was_over and not self.is_over else None
+            return "warning", f"{OVER}: {what} is {drawn_w:.2f} W, {allowed_w:.4g} W are allowed."
+        return ("info", f"{WITHIN} of {budget_w:g} W again.") if was_over and not self._was_over else None
 
     @property
     def verdict(self) -> Verdict:

@@ -103,6 +103,9 @@ class Knowledge:
         elif measurement.usable and size in self._rows:
             self._known[measurement.setting] = measurement
             self._unsure.append(measurement.setting)
+            waits_w, busy_w = self._idle_w.get(measurement.setting.mode, (0.0, 0.0))
+            if math.isnan(busy_w):
+                self._idle_w[measurement.setting.mode] = waits_w, measurement.power_w
             if self._leap is not None:
                 self._leap.added.append(measurement.setting)
 
@@ -216,19 +219,27 @@ class Knowledge:
         self._idle_w[setting.mode] = (before_w + IDLE_LEARNED * (own_w - before_w), self._known[setting].power_w)
         self._unsure_idle.add(setting.mode)
 
+    def saw_waiting(self, mode: PowerMode, idle_w: float) -> None:
+        """Waiting at a mode, none of whose settings was measured yet, was seen to draw so much."""
+        self._idle_w[mode] = idle_w - self.drift.extra_w, math.nan
+
+    def waits_w(self, mode: PowerMode) -> float | None:
+        """What pauses at a mode draw, where that was seen."""
+        seen = self._idle_w.get(mode)
+        return seen and seen[0] + self.drift.extra_w
+
     def idle_w(self, known: Measurement) -> float | None:
         """What pauses at a measured setting draw, as they did there or at the nearest one; ``None`` if none were seen.
 
         Between modes, waiting draws more where steps do, but less than in proportion.
         """
-        if not self._idle_w:
+        if (waits_w := self.waits_w(known.setting.mode)) is not None:
+            return waits_w
+        seen = [(idle_w, busy_w) for idle_w, busy_w in list(self._idle_w.values()) if not math.isnan(busy_w)]
+        if not seen:
             return None
-        same = self._idle_w.get(known.setting.mode)
-        near_w, busy_w = same or min(
-            list(self._idle_w.values()), key=lambda seen: abs(math.log(known.power_w / seen[1]))
-        )
-        own_w = near_w if same else near_w * math.sqrt(known.power_w / busy_w)
-        return own_w + self.drift.extra_w
+        near_w, busy_w = min(seen, key=lambda one: abs(math.log(known.power_w / one[1])))
+        return near_w * math.sqrt(known.power_w / busy_w) + self.drift.extra_w
 
     def refuse(self, mode: PowerMode) -> None:
         """The device did not take this mode: it is not offered again."""

@@ -411,7 +411,7 @@ class Pilot:
     def _say_start(self) -> None:
         started_at = datetime.now().astimezone().isoformat(timespec="milliseconds")
         if self._elapsed_s:
-            self._tell(Resumed(started_at=started_at, pid=os.getpid()))
+            self._tell(Resumed(started_at=started_at, pid=os.getpid(), budget=str(self._live)))
             return
         self._tell(
             Started(

@@ -7,6 +7,7 @@ probed is logged and skipped: one broken plug-in does not take the others with i
 from __future__ import annotations
 
 import logging
+from difflib import get_close_matches
 from importlib import import_module
 from importlib.metadata import entry_points
 from typing import TYPE_CHECKING, cast
@@ -36,9 +37,14 @@ def load_backend(name: str) -> Backend:
         return cast("Backend", import_module(f"underwatt.drivers.{name}").backend)
     for point in entry_points(group=ENTRY_POINT_GROUP, name=name):
         return cast("Backend", point.load())
+    simulated = [f"virtual:{board}" for board in load_backend("virtual").find()]
+    alike = get_close_matches(f"virtual:{name.lower()}", simulated, 1, 0.9) or get_close_matches(
+        name, backend_names(), 1
+    )
+    meant = f"Did you mean {alike[0]}? " if alike else ""
     raise NoDeviceError(
         f"There is no device backend {name!r}.",
-        hint=f"An address is backend[:where]; the backends are {', '.join(backend_names())}.",
+        hint=f"{meant}An address is backend[:where]; the backends are {', '.join(backend_names())}.",
     )
 
 

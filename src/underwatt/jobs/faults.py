@@ -28,6 +28,13 @@ _OUT_OF_MEMORY = re.compile(
     r"|^(\S+\.)?_?(Array)?MemoryError\b",
     re.IGNORECASE | re.MULTILINE,
 )
+# What users' own code often raises, and what helps.
+_REMEDIES = {
+    r"(?i)\bshapes?\b|size mismatch|sizes? of tensor|batch_size": "Model, data and loss do not fit together: try "
+    "loss(model(inputs), targets) with a few samples; where a batch is not (inputs, targets), give forward=….",
+    r"Tried to step \d+ times": "The schedule was over before the training: it takes a step for every schedule_samples "
+    "samples (lr_batch_size where absent), until the target or limit_samples. Give it more steps.",
+}
 
 
 def says_out_of_memory(text: str) -> bool:
@@ -73,7 +80,8 @@ def call_job(batch_size: int, call: Callable[[], _Result], of_run: str = "") -> 
             raise lost_worker() from exc
         if not ran_out_of_memory(exc):
             what = f"The job failed in a step at batch size {batch_size}{of_run}"
-            raise StepError(f"{what}: {_what_and_where(exc)}.") from exc
+            hint = next((hint for pattern, hint in _REMEDIES.items() if re.search(pattern, str(exc))), "")
+            raise StepError(f"{what}: {_what_and_where(exc)}.", hint=hint) from exc
         traceback.clear_frames(exc.__traceback__)
     # Raised out here: an error that remembers the frames of a full GPU keeps that GPU full.
     raise does_not_fit(batch_size)

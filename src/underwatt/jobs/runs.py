@@ -221,6 +221,11 @@ class RunResult:
         """How the budget was kept, by the readings in the log."""
         return self.record().verdict()
 
+    @property
+    def late_s(self) -> float | None:
+        """By how much it ended after its deadline, negative before it; none without one, or where it ended undone."""
+        return self.record().late_s
+
 
 @dataclass(frozen=True)
 class Run:
@@ -282,6 +287,7 @@ def run_job(run: Run, job: Job) -> RunResult:
     from underwatt.jobs import checkpoint
     from underwatt.jobs.cost import count_cost
     from underwatt.jobs.data import fillable, train_and_test
+    from underwatt.jobs.faults import call_job
     from underwatt.jobs.identity import job_info
     from underwatt.jobs.job import Effort
     from underwatt.jobs.training import Training
@@ -305,7 +311,7 @@ def run_job(run: Run, job: Job) -> RunResult:
                     raise InputError(f"The run in {run.folder} has ended: {progress.done}.", hint=checkpoint.AFRESH)
                 taken = taken_so_far(run.folder / LOG_NAME, progress)
             run.live.resumes(taken.elapsed_s)
-        training = Training(job, sizes[0])
+        training = call_job(sizes[0], lambda: Training(job, sizes[0]))
         stack.callback(training.close)
         if state is not None:
             training.restore(state)

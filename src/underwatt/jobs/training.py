@@ -11,7 +11,7 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any
 
-from underwatt.errors import JobError
+from underwatt.errors import InputError, JobError
 from underwatt.jobs._torch import torch
 from underwatt.jobs.data import EndlessBatches, open_loader, train_and_test
 from underwatt.jobs.rates import RateFollower, ScheduleFollower
@@ -253,6 +253,7 @@ class Training:
             "scheduler": self.scheduler.state_dict() if self.scheduler is not None else None,
             "left_over": self._schedule.left_over if self._schedule is not None else 0,
             "train_step": self._kept_step.state_dict() if self._kept_step is not None else None,
+            "rate": self._rate,
             "batch_size": self.batch_size,
             "steps": self.steps,
             "samples": self.samples,
@@ -261,7 +262,12 @@ class Training:
         }
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Go on from a state."""
+        """Go on from a state; refuses one that was made with another learning rate, which would come back with it."""
+        if state["rate"] != self._rate:
+            raise InputError(
+                f"The learning rate was {state['rate']} before, and the job has {self._rate} now.",
+                hint="Undo the change, or start a run without --resume, in a folder of its own.",
+            )
         self.model.load_state_dict(state["model"])
         self.optimizer.load_state_dict(state["optimizer"])
         if self.scheduler is not None:
@@ -277,6 +283,16 @@ class Training:
         torch.set_rng_state(state["random"])  # after the loader, which draws a number
         if state["random_gpu"] is not None and self.device.type == "cuda":
             torch.cuda.set_rng_state(state["random_gpu"], self.device)
+
+    @property
+    def _rate(self) -> str:
+        rule = self.job.lr_rule
+        how = (
+            ""
+            if rule is None
+            else f" (rule: {rule if isinstance(rule, str) else getattr(rule, '__qualname__', 'a function')})"
+        )
+        return f"{self.job.lr:g} at batch size {self.job.lr_batch_size}{how}"
 
     @property
     def train_samples(self) -> int:

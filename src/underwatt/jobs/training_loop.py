@@ -204,7 +204,7 @@ class _Loop:
         # Random numbers that a test draws are not missing in the training, where it is cut short and done again.
         with pilot.testing() as tested, torch.random.fork_rng(devices):
             self._score = score = call_job(training.batch_size, lambda: training.evaluate(tested, size))
-            training.scored(score)
+            call_job(training.batch_size, lambda: training.scored(score))
             self._in_vain += 1
             if math.isfinite(score) and training.job.is_better(score, self._best):
                 self._best, self._best_samples, self._in_vain = score, training.samples, 0

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from underwatt import events
 from underwatt.budget import parse_budget
-from underwatt.control.judge import TOLERANCE
+from underwatt.control.judge import OVER, TOLERANCE, WITHIN
 from underwatt.errors import InputError
 from underwatt.records import Status, to_json
 from underwatt.reports.gather_run import OUTCOMES
@@ -328,6 +328,7 @@ class RunView:
                 self._change_budget(event)
             case events.SettingChanged():
                 facts |= {"state": event.state, "why": event.why, "setting": _shown_setting(event.setting)}
+                facts["batch_size"] = event.setting.batch_size
             case events.Measured():
                 facts["measured"] += 1
             case events.Planned():
@@ -341,10 +342,17 @@ class RunView:
             case events.Scored():
                 self.scores.add([event.at_s, to_json(event.value)])
                 facts |= {"score": to_json(event.value), "target": event.target}
-            case events.Noted(level="warning"):
-                facts["warning"] = {"text": event.text, "at_s": event.at_s}
+            case events.Noted():
+                self._warn(event)
             case events.Ended():
                 self._end(event)
+
+    def _warn(self, event: events.Noted) -> None:
+        warned = (self.facts.get("warning") or {"text": ""})["text"]
+        if event.level == "warning":
+            self.facts["warning"] = {"text": event.text, "at_s": event.at_s}
+        elif event.text.startswith(WITHIN) and warned.startswith(OVER):
+            self.facts["warning"] = None
 
     def _follow_course(self, event: events.Progressed) -> None:
         told = self._told
@@ -394,7 +402,7 @@ class RunView:
         if event.verdict is not None:
             self.facts["verdict"] = _verdict(event)
         end = {"outcome": event.outcome, "restored": event.restored, "error": event.error, "words": _ended(event)}
-        self.facts |= {"phase": "ended", "end": end, "time_left_s": None, "asked": None}
+        self.facts |= {"phase": "ended", "state": None, "end": end, "time_left_s": None, "asked": None}
 
 
 def _verdict(event: events.Progressed | events.Ended) -> dict[str, Any] | None:

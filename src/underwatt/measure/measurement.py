@@ -220,16 +220,21 @@ class Measuring:
         if paused_s[-1] > 0 and not comes_often:
             # A sensor that lags shows the pauses of a while ago: where their share changes, that is another share.
             lag_s = 0.0 if self.meter.counts_joules else min(self.settling.typical_s, SETTLING_WAIT_S)
-            busy = _busy_power(trace, self.meter.paused_s(trace.at_s - lag_s), self.idle_w)
+            busy = _busy_power(trace, self.meter.paused_s(trace.at_s - lag_s), self.idle_w, lag_s)
             return None if busy is None else (busy, nothing_learned)
         return mean_while_settling(*trace.mean_watts(), self.settling, block_s=step_s)
 
 
-def _busy_power(trace: Trace, paused_s: NDArray[np.float64], idle_w: float | None) -> Estimate | None:
-    """Mean power of the steps alone, where pauses lay between them; ``None`` after too little work to tell."""
+def _busy_power(
+    trace: Trace, paused_s: NDArray[np.float64], idle_w: float | None, lag_s: float = 0.0
+) -> Estimate | None:
+    """Mean power of the steps alone, where pauses lay between them; ``None`` after too little work to tell.
+
+    What a sensor that lags shows of the first steps is left out for so much longer.
+    """
     if idle_w is None:
         raise MeasureError("Steps with pauses between them cannot be measured where idle power is not known.")
-    first = int(np.searchsorted(trace.at_s, trace.at_s[0] + SETTLING_WAIT_S))
+    first = int(np.searchsorted(trace.at_s, trace.at_s[0] + SETTLING_WAIT_S + lag_s))
     edges = np.unique(np.linspace(min(first, len(trace) - 2), len(trace) - 1, PAUSED_BLOCKS + 1).astype(int))
     busy = []
     for begin, end in pairwise(edges.tolist()):

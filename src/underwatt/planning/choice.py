@@ -11,7 +11,7 @@ from scipy.special import ndtri
 
 from underwatt.budget import Budget  # noqa: TC001 - the codec reads what a plan is made of
 from underwatt.errors import BudgetError, InputError
-from underwatt.planning.problem import BOUND_SLACK, KEPT_STD, Goal, Outlook, rows_of
+from underwatt.planning.problem import BOUND_SLACK, KEPT_STD, Goal, Outlook, by_pauses, rows_of
 from underwatt.predict.base import FEWEST, by_setting, take_rows
 from underwatt.predict.design import fits_memory
 from underwatt.predict.fewshot import FewShot
@@ -266,7 +266,8 @@ def _infeasible(candidates: Candidates, risk: float) -> BudgetError:
                 f"No setting keeps the budget of {budget} with {100 * (1 - risk):g}% certainty: "
                 f"the smallest feasible {bound.name} is {named} ({known}).",
                 hint=f"Raise the {bound.name} of the budget to {named}, accept a higher risk, or measure "
-                "more settings: what was measured needs no margin.",
+                "more settings: what was measured needs no margin."
+                + (by_pauses(budget, candidates.problem.idle_w) if bound.name == "power" else ""),
             )
     return BudgetError(
         f"No setting keeps all of {budget} together with {100 * (1 - risk):g}% certainty.",

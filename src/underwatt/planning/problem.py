@@ -46,6 +46,12 @@ def allows_pauses(budget: Budget) -> bool:
     return budget.power_w is not None and budget.watts is Watts.MEAN
 
 
+def by_pauses(budget: Budget, idle_w: float | None = None) -> str:
+    """What to add where the watts of settings were compared with a budget as they are, and pauses would hold less."""
+    is_helped = idle_w is None and allows_pauses(budget)
+    return " That is without pauses; those of `underwatt run` may hold less." if is_helped else ""
+
+
 def keeps(
     budget: Budget, drawn_w: Floats | float, time_s: Floats | float, energy_j: Floats | float
 ) -> NDArray[np.bool_] | bool:

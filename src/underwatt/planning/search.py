@@ -18,10 +18,14 @@ from underwatt.budget import Watts
 from underwatt.errors import BudgetError, InputError
 from underwatt.planning.problem import (
     DEFAULT_WINDOW_S,
+    KEPT_STD,
     LARGEST_SWING,
     Outlook,
     Problem,
     Projection,
+    allows_pauses,
+    by_pauses,
+    can_pause,
     project,
     rows_of,
 )
@@ -173,6 +177,12 @@ class Search:
         self._predicted = float(prediction.log_power_w[at]), float(prediction.log_power_w_std[at])
         return Ask(self.problem.candidates[int(rows[at])], self._stopped)
 
+    @property
+    def most_w(self) -> float | None:
+        """What the setting that was asked for last draws at most; ``None`` where nothing is predicted."""
+        log_w, std = self._predicted
+        return None if math.isnan(log_w) else math.exp(log_w + SURE * std)
+
     def is_surprised_by(self, measurement: Measurement) -> bool:
         """Whether what was asked for last draws clearly other watts than all others let expect."""
         log_w, std = self._predicted
@@ -203,6 +213,10 @@ class Search:
         same = np.all(self.problem.candidates.values == [*mode.knobs().values()], axis=1)
         self._untried &= ~same
 
+    def exclude_from(self, lowest: Sequence[float]) -> None:
+        """Nothing is asked for of which every knob is at least so high."""
+        self._untried &= ~np.all(self.problem.candidates.values >= lowest, axis=1)
+
     @property
     def best(self) -> Projection | None:
         """The best measured setting so far that keeps the budget, every time it was measured."""
@@ -215,9 +229,13 @@ class Search:
         """Everything that is known, made by this search or before it."""
         return (*self.known, *self._made)
 
-    def under(self, problem: Problem, *, most: int = MOST, least_gain: float = LEAST_GAIN) -> Search:
-        """The search for another budget over the same candidates, with all that is known by now."""
-        other = replace(self, problem=problem, known=self.measurements, most=most, least_gain=least_gain)
+    def under(self, problem: Problem, *, most: int = MOST, known: Sequence[Measurement] | None = None) -> Search:
+        """The search for another budget over the same candidates, with all that is known by now, or what is ``known``.
+
+        It ends at the usual gain.
+        """
+        known = self.measurements if known is None else known
+        other = replace(self, problem=problem, known=known, most=most, least_gain=LEAST_GAIN)
         other._fit = self._fit  # what was understood of the references is kept
         return other
 
@@ -235,7 +253,8 @@ class Search:
             raise BudgetError(
                 f"No measured setting keeps the budget of {budget}: the smallest power measured so far is "
                 f"{smallest_w:.4g} W.",
-                hint=f"Raise it to {math.ceil(10 * smallest_w) / 10:g} W, or offer lower clocks or smaller batches.",
+                hint=f"Raise it to {math.ceil(10 * smallest_w) / 10:g} W, or offer lower clocks or smaller batches."
+                + by_pauses(budget, self.problem.idle_w),
             )
         time_s, energy_j = min(known.time_s for known in kept), min(known.energy_j for known in kept)
         raise BudgetError(
@@ -261,10 +280,24 @@ class Search:
             return self._telling(np.flatnonzero(still_open), count)
         if np.isinf(self._highest_log_w).all():
             return [gentle(self.problem.candidates, still_open)]
-        sure = still_open & (self._highest_log_w <= self._most_log_w)
+        sure = still_open & ((self._highest_log_w <= self._most_log_w) | self._can_surely_pause())
         if not sure.any():
+            if self._pauses:
+                return []
             return [int(np.argmin(np.where(still_open, self._highest_log_w, np.inf)))]
         return self._telling(np.flatnonzero(sure), 1)
+
+    @property
+    def _pauses(self) -> bool:
+        """Whether pauses may keep the budget."""
+        return self.problem.idle_w is not None and allows_pauses(self.problem.budget)
+
+    def _can_surely_pause(self) -> NDArray[np.bool_]:
+        """Which candidates have steps short enough for pauses to keep the budget, by what was measured alone."""
+        if not self._pauses:
+            return np.zeros(len(self._untried), dtype=bool)
+        longest = [longest_log_s(self.problem.candidates, known) for known in self.measurements if known.usable]
+        return can_pause(np.exp(self._highest_log_w), np.exp(np.min(longest, axis=0)), self.problem.budget)
 
     def _around_middle(self, rows: NDArray[np.intp]) -> list[int]:
         """Batch sizes alone, from the middle outwards: what a search costs is training at the extremes."""
@@ -298,7 +331,12 @@ class Search:
         return rows, take_rows(prediction, rows)
 
     def _surely_fit(self, outlook: Outlook, log_step_s: Floats, highest_log_w: Floats) -> NDArray[np.bool_]:
-        """Which candidates may be tried while the budget must hold: nothing can be done about a step before it ends."""
+        """Which candidates may be tried while the budget must hold: nothing can be done about a step before it ends.
+
+        Of a search with pauses, those that can pause.
+        """
+        if self._pauses:
+            return np.asarray(outlook.drawn_std <= KEPT_STD)
         doubt, most_log_w = SURE * outlook.drawn_std, np.full(len(log_step_s), self._most_log_w)
         if self.problem.budget.watts is Watts.PEAK:
             doubt = SURE_OF_PEAK * np.maximum(outlook.drawn_std, LEAST_DOUBT)
@@ -317,6 +355,8 @@ class Search:
         if not self.safe:
             return least
         most_log_w = float(outlook.log_drawn_w[least]) + NEAR_LOWEST
+        if self._pauses:
+            return None  # what needs no pauses is tried without
         if any(math.log(self.problem.budget.drawn_w(known)) <= most_log_w for known in self.measurements):
             return None
         doubt = SURE_OF_PEAK * max(float(outlook.drawn_std[least]), LEAST_DOUBT)
@@ -392,6 +432,14 @@ def highest_log_w(candidates: SettingArray, measurement: Measurement, budget: Bu
     growth = np.maximum(change, 0.0).sum(axis=1)
     decline = np.where(growth == 0, change.sum(axis=1), 0.0)
     return np.asarray(math.log(budget.drawn_w(measurement)) + GROWTH * growth + DECLINE * decline)
+
+
+def longest_log_s(candidates: SettingArray, measurement: Measurement) -> Floats:
+    """The log of the longest that a step may take, by one that was measured: a knob slows it by its share at most."""
+    known = measurement.setting
+    values = np.column_stack([1 / candidates.values, candidates.batch_size])
+    change = np.log(values * [*known.mode.knobs().values(), 1 / known.batch_size])
+    return np.asarray(math.log(measurement.step_s) + np.maximum(change, 0.0).sum(axis=1))
 
 
 def expected_gain(problem: Problem, outlook: Outlook, best_log_score: float, caution: float = 1.0) -> Floats:

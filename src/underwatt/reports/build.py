@@ -145,7 +145,7 @@ def build_report(
     except UnderwattError as exc:
         missing.append(Missing("Predicted against measured", exc.message, _PROFILE))
     if record is not None:
-        found["happened"] = happened(record)
+        found |= {"verdict": record.verdict(), "happened": happened(record)}
     found |= _of_run(record, planned, budget, missing)
     return Report(
         title=Title(

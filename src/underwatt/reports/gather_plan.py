@@ -45,6 +45,7 @@ class PlanToExplain:
     measurements: tuple[Measurement, ...]
     known: Candidates
     keeps: NDArray[np.bool_]  # the budget, at the accepted risk
+    keeps_alone: NDArray[np.bool_]  # the same without pauses
     plan: Plan
     chosen: Expectation
     reason: str
@@ -91,6 +92,7 @@ def make_plan(
         measurements=measurements,
         known=known,
         keeps=known.chance >= 1 - RISK,
+        keeps_alone=steps_alone.chance_to_fit(budget) >= 1 - RISK,
         plan=plan,
         chosen=chosen,
         reason=reason,
@@ -117,9 +119,9 @@ def decide(planned: PlanToExplain, target: float | None) -> tuple[str, tuple[Key
     how = "measured" if chosen.measured else "predicted, not yet measured"
     paused = bool(planned.paused[planned.row])
     over = not paused and budget.power_w is not None and chosen.power_w.expected > budget.power_w
-    kept = f"held to {budget} by pauses" if over or paused else f"within {budget}"
+    kept = f"with pauses that are to hold it to {budget}" if over or paused else f"within {budget}"
     if over:  # by what a pause draws is not known, so the time is that of the steps alone
-        kept += ", which take time on top"
+        kept += " and take time on top"
     gain = None if over else slower_other(planned)
     beside = ""
     if gain is not None:
@@ -171,14 +173,15 @@ def _key_figures(planned: PlanToExplain, gain: tuple[Alternative, float] | None)
 def front_figure(planned: PlanToExplain) -> Front:
     """Time against power."""
     chosen, bound_w = planned.chosen, planned.problem.budget.power_w
-    keeping = int((planned.keeps & planned.known.runs).sum())
+    keeping, alone = (int((keeps & planned.known.runs).sum()) for keeps in (planned.keeps, planned.keeps_alone))
+    by_pauses = f" by themselves, {keeping - alone:,} more by pauses" if keeping > alone else ""
     others = tuple(
         Other(letter, _label(other.name), other)
         for letter, other in zip(ascii_uppercase, joined(planned.others), strict=False)
     )
     over = [other.choice.name for other in others if other.choice.fits == "over"]
     message = (
-        f"{keeping:,} of {len(planned.problem):,} settings keep {planned.problem.budget}; the choice, "
+        f"{alone:,} of {len(planned.problem):,} settings keep {planned.problem.budget}{by_pauses}; the choice, "
         f"{chosen.setting}, takes {took(chosen.time_s.expected, planned.per)} at {watts(chosen.power_w.expected)}."
     )
     if over:

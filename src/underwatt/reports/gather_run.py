@@ -24,6 +24,7 @@ from underwatt.events import (
     SettingChanged,
 )
 from underwatt.measure.steady import SENSOR_LAG_S
+from underwatt.planning.course import hours
 from underwatt.records import Profile, to_json
 from underwatt.reports.report_records import (
     Along,
@@ -386,8 +387,19 @@ def happened(record: RunRecord) -> str:
     knows_energy = math.isfinite(end.energy_j)
     took = [duration(end.at_s), *([energy(end.energy_j)] if knows_energy else []), counted(end.samples, "sample")]
     mean = f", {mean_power(*spent(record))}" if knows_energy else ""
-    text = f"The training{under} {how}{score} after {listed(took)}{mean}{why}.{_tests(record)}{damage}"
+    text = (
+        f"The training{under} {how}{score} after {listed(took)}{mean}{why}.{_deadline(record)}{_tests(record)}{damage}"
+    )
     return text if end.restored else f"{text} The device was not put back as it was: run `underwatt restore`."
+
+
+def _deadline(record: RunRecord) -> str:
+    """Whether it was made; nothing where there was none, or the training ended before it without being done."""
+    late_s, deadline_s = record.late_s, record.deadline_s
+    if late_s is None or deadline_s is None:
+        return ""
+    how = f"missed by {duration(late_s)}" if late_s > 0 else f"made, {duration(-late_s)} early"
+    return f" The deadline of {hours(deadline_s)} was {how}."
 
 
 def _tests(record: RunRecord) -> str:
@@ -399,13 +411,16 @@ def _tests(record: RunRecord) -> str:
 
 def _under(record: RunRecord) -> str:
     """The levels of the budget, in the order in which they held."""
-    levels_w = [level_w for level_w, _ in groupby(record.budget_steps[1].tolist())]
-    if not levels_w or levels_w == [math.inf]:
+    steps = sorted(record.of(BudgetChanged), key=lambda step: step.at_s)
+    levels = [level for level, _ in groupby((step.power_w, step.watts == "peak") for step in steps)]
+    if not levels or levels == [(None, False)]:
         return ""
-    if len(levels_w) > MOST_LEVELS:
-        bounds = [level_w for level_w in levels_w if math.isfinite(level_w)]
-        return f" under budgets from {bound(min(bounds))} to {bound(max(bounds))}"
-    return f" under {', then '.join(bound(level_w) if math.isfinite(level_w) else 'no bound' for level_w in levels_w)}"
+    if len(levels) > MOST_LEVELS:
+        bounds = [power_w for power_w, _ in levels if power_w is not None]
+        peak = " peak" if all(is_peak for _, is_peak in levels) else ""
+        return f" under budgets from {bound(min(bounds))} to {bound(max(bounds))}{peak}"
+    told = ("no bound" if power_w is None else bound(power_w) + " peak" * is_peak for power_w, is_peak in levels)
+    return f" under {', then '.join(told)}"
 
 
 def _plain(values: Floats) -> tuple[float, ...]:

@@ -231,14 +231,13 @@ def render(report: Report) -> str:
         "default-src 'none'; img-src data:; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'; "
         f"script-src {_hash(plotly_js)} {_hash(own_js)}"
     )
-    name = _name(report.title)
     return "".join(
         (
             '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n',
             f'<meta http-equiv="Content-Security-Policy" content="{policy}">\n',
             '<meta name="viewport" content="width=device-width, initial-scale=1">\n',
             '<meta name="color-scheme" content="light dark">\n',
-            f"<title>{escape(name)}</title>\n<style>{style}</style>\n</head>\n<body>\n",
+            f"<title>{escape(_name(report.title))}</title>\n<style>{style}</style>\n</head>\n<body>\n",
             '<a class="skip" href="#content">Skip to the report</a>\n',
             _header(report),
             _contents(sections),
@@ -271,6 +270,8 @@ def _header(report: Report) -> str:
         f"<h1>{escape(title.workload)} <span>on {escape(title.device)}</span></h1>\n"
         f'<p class="about">{chip}{budget}<span>{escape(title.made_at)}</span></p>\n'
     )
+    if report.verdict is not None and report.verdict.bounded_s:
+        text += f'<p class="verdict{" not-held" * (report.verdict.held is False)}">{escape(str(report.verdict))}</p>\n'
     if decision is not None:
         key_figures = "".join(
             f"<div><dt>{escape(f.name)}</dt><dd><strong>{escape(f.value)}</strong><span>{escape(f.detail)}</span></dd></div>"

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from underwatt.events import Verdict
     from underwatt.planning.choice import Expectation
     from underwatt.records import ConvergenceRun, Measurement, Setting
     from underwatt.rivals.compare import Alternative
@@ -279,6 +280,7 @@ class Report:
 
     title: Title
     decision: Decision | None = None
+    verdict: Verdict | None = None  # on the run's budget; none where there is no run
     happened: str = ""  # how the run went, empty where there is none
     front: Front | None = None
     time_map: HeatMap | None = None

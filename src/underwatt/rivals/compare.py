@@ -161,7 +161,7 @@ Fits = Literal["yes", "risky", "over"]
 Known = Literal["measured", "predicted", "truth"]
 
 # The rules that lower one clock, in the order of the comparison; the first is the paper's baseline.
-LARGEST, MIDDLE = "largest batch, highest clock", "middle batch, highest clock"
+LARGEST, MIDDLE = "largest batch that fits, highest clock", "middle batch or less, highest clock"
 PUBLISHED = "published method, batch and clock"
 JOINT = "; "  # between the names of rules that choose the same
 

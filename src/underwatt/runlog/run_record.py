@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 import numpy as np
 
+from underwatt.budget import parse_budget
 from underwatt.control.judge import TOLERANCE
 from underwatt.errors import InputError
 from underwatt.events import BudgetChanged, Ended, Event, Progressed, Resumed, Started, Verdict as Verdict
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
     from underwatt.measure.meter import Trace
 
     Floats = NDArray[np.float64]
+
+DONE = ("reached", "finished")  # the outcomes of a training that did what it was to do
 
 _Kind = TypeVar("_Kind", bound=Event)
 
@@ -89,6 +92,23 @@ class RunRecord:
         """The last verdict that the run itself gave, at its end or on its way; none where it gave none."""
         told = [event for event in self.events if isinstance(event, (Progressed, Ended)) and event.verdict is not None]
         return told[-1].verdict if told else None
+
+    @property
+    def deadline_s(self) -> float | None:
+        """The deadline that it was given last, in seconds since it began."""
+        given = [event.budget for event in self.of(Resumed) if event.budget] or [self.start.budget]
+        try:
+            return parse_budget(given[-1].split(", ")[-1]).deadline_s  # it stands last
+        except InputError:  # what stands there is of a schedule
+            return None
+
+    @property
+    def late_s(self) -> float | None:
+        """By how much it ended after its deadline, negative before it; none where neither is known to be so."""
+        if self.end is None or self.deadline_s is None:
+            return None
+        late_s = self.end.at_s - self.deadline_s
+        return late_s if late_s > 0 or self.end.outcome in DONE else None
 
     @property
     def warning(self) -> str | None:
