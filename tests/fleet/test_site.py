@@ -11,7 +11,7 @@ from hypothesis import given, settings, strategies as st
 from underwatt.budget import Budget, Schedule
 from underwatt.errors import InputError
 from underwatt.fleet.rounds import FrontPoint, Fronts
-from underwatt.fleet.site import Site, divide
+from underwatt.fleet.site import MARGIN, Site, divide
 
 FLOOR_W, IDLE_W = 3.0, 2.0
 RULES = ("furthest", "filled", "equal")
@@ -134,3 +134,40 @@ def test_a_board_without_a_floor_is_an_error_with_a_remedy() -> None:
     with pytest.raises(InputError, match=r"board 7.*floor") as caught:
         site.floor_w(7)
     assert "7: " in caught.value.hint
+
+
+def test_a_board_is_offered_more_than_it_has_shown_until_it_finds_no_use_for_it() -> None:
+    """Nothing above a lease can be measured, so boards that began with little were held to it."""
+    points = [[FrontPoint(16, 5.0, 0.002, 0.002)], [FrontPoint(16, 5.0, 0.02, 0.02)]]
+    given = (np.full(2, FLOOR_W), np.full(2, 12.0), np.full(2, 100.0), np.ones(2, dtype=bool), 7.0, 256.0)
+    fronts = Fronts.of(points, [IDLE_W] * 2)
+    offered = divide(fronts, *given)
+    assert offered[0] > 1.25 * 5.0 * MARGIN
+    sated = divide(fronts, *given, np.array([6.0, 0.0]))
+    assert sated[0] < offered[0]
+    assert sated[1] > offered[1]
+
+
+def test_a_site_remembers_the_watts_with_which_a_board_had_nothing_left_to_measure() -> None:
+    offered = {}
+    for searched in (False, True):
+        site = Site("13W", FLOOR_W, delivery_s=2.0)
+        fronts = Fronts.of([[FrontPoint(16, 5.0, 0.002, 0.002)], [FrontPoint(16, 5.0, 0.02, 0.02)]], [IDLE_W] * 2)
+        for _ in range(2):
+            granted, _ = site.grant(0.0, [1, 2], fronts, np.full(2, 30.0), np.full(2, 50.0), 10.0, 256.0)
+            site.returned(1, searched=searched)
+            site.returned(2)
+        offered[searched] = granted[0]
+    assert offered[True] < offered[False]
+
+
+def test_the_more_updates_grow_with_work_the_more_goes_to_boards_that_do_much_with_a_watt() -> None:
+    fast = [(4.0, 0.006), (6.0, 0.004), (8.0, 0.003), (10.0, 0.0024), (12.0, 0.002)]
+    points = [[FrontPoint(16, watts, slow * one_s, slow * one_s) for watts, one_s in fast] for slow in (1, 3)]
+    first_w = []
+    for growth in (0.35, 0.7):
+        site = Site("16W", FLOOR_W, delivery_s=2.0)
+        fronts = Fronts.of(points, [IDLE_W] * 2)
+        granted, _ = site.grant(0.0, [1, 2], fronts, np.full(2, 12.5), np.full(2, 100.0), 10.0, 256.0, growth)
+        first_w.append(granted[0])
+    assert first_w[1] > 1.1 * first_w[0]

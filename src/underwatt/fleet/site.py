@@ -30,10 +30,16 @@ if TYPE_CHECKING:
     Rule: TypeAlias = Literal["furthest", "filled", "equal"]
 
 BISECTIONS = 32
+LEAST_W, MOST_FURTHER = 1e-3, 3.0  # above waiting, to divide by; and what is believed where a board shows hardly more
 LEFT_OUT = 10.0  # what it costs to leave a board without watts, against the most that one brings
 MARGIN = 1.03  # on what a setting draws, so that the board finds that it fits
-# What a board's update brings grows with its passes to this power, about as updates grow where rounds end (rounds.AIM).
-GROWTH = 0.5
+# Nothing above a lease can be measured, so a board that began with little would be held to it. Of so much more than it
+# has shown it is hoped to make much, as the square of its watts above waiting: more than most do, so that each is tried
+# soon. One that had so much more (``SATED``) and found no use for it is not offered it again.
+BEYOND, HOPE, SATED = np.array([1.15, 1.3, 1.5]), 2.0, 1.06
+# What a board's update brings grows with its passes to some power: as updates were seen to grow with work, within
+# bounds; where that was not seen, about as where rounds end (rounds.AIM).
+GROWTH, LEAST_GROWTH, MOST_GROWTH = 0.5, 0.35, 0.7
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +78,7 @@ class Site:
                 )
         self._floor_w, self._delivery_s, self._rule = floor_w, delivery_s, rule
         self._leases: dict[int, Lease] = {}
+        self._tried_w: dict[int, float] = {}  # the most with which a board found nothing else to be measured
         # All that were ever seen or named: one that is silent may still draw its floor.
         self._members: set[int] = set() if isinstance(floor_w, (int, float)) else set(floor_w)
 
@@ -86,9 +93,11 @@ class Site:
             )
         return self._floor_w[node]
 
-    def returned(self, node: int) -> None:
-        """A board has replied: it draws no more than its floor now."""
-        self._leases.pop(node, None)
+    def returned(self, node: int, *, searched: bool = False) -> None:
+        """A board has replied: it draws no more than its floor now, and may have nothing left to measure below that."""
+        lease = self._leases.pop(node, None)
+        if lease is not None and searched:
+            self._tried_w[node] = max(lease.power_w, self._tried_w.get(node, 0.0))
 
     def drawn_w(self, now_s: float, nodes: Sequence[int]) -> dict[int, float]:
         """What each board may draw now at most."""
@@ -115,8 +124,9 @@ class Site:
         data: Floats,
         length_s: float,
         noise_batch: float,
+        growth: float | None = None,
     ) -> tuple[Floats, dict[int, dict[str, float]]]:
-        """Watts for each board for the next ``length_s``, and what to tell it.
+        """Watts for each board for the next ``length_s``, and what to tell it; ``growth`` is that of updates with work.
 
         A board that holds a lease gets no more than that again; none where the source gives too little by then.
         """
@@ -132,7 +142,11 @@ class Site:
             granted = floors + np.minimum(self._level(least_w, floors), most - floors)
         else:
             whole = np.where(free, most, floors)
-            granted = divide(fronts, floors, whole, data, free, max(spare_w, 0.0), noise_batch, rule=self._rule)
+            tried = np.array([self._tried_w.get(node, 0.0) for node in nodes])
+            power = GROWTH if growth is None else min(max(growth, LEAST_GROWTH), MOST_GROWTH)
+            granted = divide(
+                fronts, floors, whole, data, free, max(spare_w, 0.0), noise_batch, tried, power, rule=self._rule
+            )
             if spare_w >= 0:
                 held = np.array([drawn[node] for node in nodes])
                 granted = np.where(free, granted, np.minimum(held, most))
@@ -166,13 +180,15 @@ def divide(
     free: Floats,
     spare_w: float,
     noise_batch: float,
+    tried_w: Floats | float = 0.0,
+    growth: float = GROWTH,
     *,
     rule: Rule = "furthest",
 ) -> Floats:
     """Watts for each board: above their floors they sum up to ``spare_w`` at most, and none is above its own limit.
 
     Boards that are known get what brings all of them together furthest, where what one brings grows with its passes
-    over its data to the power of ``GROWTH``: more for those that do much with a watt, but ever less for the next one.
+    over its data to the power of ``growth``: more for those that do much with a watt, but ever less for the next one.
     Those of which nothing is known share equally, and so is divided what the others cannot use.
     """
     known = np.isfinite(fronts.power_w).any(axis=1) & (free > 0)
@@ -184,7 +200,8 @@ def divide(
     shared_w = spare_w * unknown.sum() / count
     granted += _equally(np.where(unknown, most_w - floor_w, 0.0), shared_w)
     left_w = spare_w - float((granted - floor_w)[unknown].sum())
-    granted = np.where(known, _furthest(fronts, floor_w, most_w, data, known, left_w, noise_batch), granted)
+    found = _furthest(fronts, floor_w, most_w, data, known, left_w, noise_batch, tried_w, growth)
+    granted = np.where(known, found, granted)
     rest_w = spare_w - float((granted - floor_w).sum())
     return np.asarray(granted + _equally(np.where(free > 0, most_w - granted, 0.0), max(rest_w, 0.0)))
 
@@ -197,13 +214,21 @@ def _furthest(
     known: NDArray[np.bool_],
     spare_w: float,
     noise_batch: float,
+    tried_w: Floats | float,
+    growth: float,
 ) -> Floats:
-    """Watts of which the next one brings the same on every board, as measured; ``spare_w`` at most above floors."""
-    points_w = np.clip(np.nan_to_num(MARGIN * fronts.power_w, nan=0.0), floor_w[:, None], most_w[:, None])
-    levels_w = np.where(known[:, None], np.column_stack([floor_w, points_w]), floor_w[:, None])
+    """Watts of which the next one brings the same on every board, as measured or hoped, ``spare_w`` above floors."""
+    points_w = MARGIN * np.nan_to_num(fronts.power_w, nan=0.0)
+    shown_w = points_w.max(axis=1)[:, None]
+    beyond_w = np.where(np.broadcast_to(tried_w, len(fronts))[:, None] > SATED * shown_w, 0.0, BEYOND * shown_w)
+    levels_w = np.clip(np.column_stack([floor_w, points_w, beyond_w]), floor_w[:, None], most_w[:, None])
+    levels_w = np.where(known[:, None], levels_w, floor_w[:, None])
     extra_w = levels_w - floor_w[:, None]
     rates = np.stack([fronts.rate_at(levels_w[:, k], noise_batch) for k in range(levels_w.shape[1])], axis=1)
-    brought = data[:, None] ** (1 - GROWTH) * rates**GROWTH
+    idle_w = fronts.idle_w[:, None]
+    further = (levels_w - idle_w) / np.maximum(shown_w - idle_w, LEAST_W)
+    rates *= np.clip(further, 1.0, MOST_FURTHER) ** HOPE
+    brought = data[:, None] ** (1 - growth) * rates**growth
     # Without a board its data are missing, and shares that come and go have it search anew.
     brought = np.where(rates > 0, brought, -LEFT_OUT * brought.max())
     rows = np.arange(len(fronts))

@@ -212,8 +212,9 @@ class FleetStrategy(Strategy):  # type: ignore[misc]
             # The watts of one that was silent twice are better used by others; once, its reply may have been lost.
             limit_w = np.where([state.missed >= SILENT for state in states], 0.0, limit_w)
             data = np.array([report.data if report else 1 for report in reports], dtype=float)
+            lasts_s = length_s + self._late_s(length_s)
             limit_w, leases = self.site.grant(
-                self.clock.now_s(), nodes, fronts, limit_w, data, length_s + self._late_s(length_s), self.noise_batch
+                self.clock.now_s(), nodes, fronts, limit_w, data, lasts_s, self.noise_batch, self.growth
             )
         return plan_round(fronts, limit_w, overhead_s, length_s, self.noise_batch), leases
 
@@ -454,7 +455,7 @@ class FleetStrategy(Strategy):  # type: ignore[misc]
             before_s = state.overhead_s
             state.overhead_s = REMEMBERED * before_s + (1 - REMEMBERED) * seen_s if math.isfinite(before_s) else seen_s
             if self.site is not None:
-                self.site.returned(node)
+                self.site.returned(node, searched=report.searched)
             if state.promised and report.steps < state.promised // 2:
                 _log.info("Node %s did %d of %d steps.", node, report.steps, state.promised)
         return reports
