@@ -82,14 +82,31 @@ def test_watts_that_only_pauses_hold_are_held_from_the_start_and_searched_for(bo
 
 def test_what_is_known_of_other_batch_sizes_alone_does_not_end_a_run_before_it_begins() -> None:
     """A board of a fleet was told its batch size: that nothing would fit was taken for a lack of memory."""
-    for text in ("3W", "3W peak"):
+    for text, cost in (("3W", SHORT), ("3W peak", NET)):
         device = virtual()
-        known = [one for one in seen_before(device) if one.setting.batch_size == 64]
+        known = [one for one in seen_before(device, cost) if one.setting.batch_size == 64]
         assert len(known) >= 3
-        with running(device, LiveBudget(parse_budget(text)), known=known, sizes=(8,)) as run:
+        with contextlib.ExitStack() as stack:
+            if text == "3W peak":
+                stack.enter_context(pytest.raises(BudgetError, match="No setting keeps 3 W peak"))
+            live = LiveBudget(parse_budget(text))
+            run = stack.enter_context(running(device, live, known=known, sizes=(8,), cost=cost))
             assert run.controller.setting is not None
-            with contextlib.suppress(BudgetError):
-                run.train(5)
+            run.train(30)
+
+
+@pytest.mark.parametrize("counter", [False, True])
+def test_what_waiting_draws_is_seen_however_quick_a_sensor_is(counter: bool) -> None:
+    """Where readings settle soon, none was looked at before the wait was over: waiting seemed to draw nothing."""
+    device = Hurt(virtual(), counter=counter)
+    with running(device, watts(2.7), cost=SHORT) as run:
+        settling = run.controller._settling
+        settling.log_prior = np.full(len(settling.log_prior), -30.0)
+        settling.log_prior[0] = 0.0
+        run.train(60)
+        seen_w = run.controller.knowledge.seen_waiting_w()
+        assert len(seen_w) >= 3
+        assert min(seen_w.values()) > 1.5
 
 
 def test_while_holding_true_power_keeps_the_budget_in_every_second() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 from run_world import made_room
@@ -126,3 +127,12 @@ def test_a_budget_that_is_refused_is_told_what_pauses_would_hold() -> None:
     assert error is not None
     assert error.hint
     assert "6.6 W" in error.hint, "steps are too long for pauses"
+
+
+def test_readings_of_settings_are_not_paused_once_peaks_are_bounded() -> None:
+    """A setting under measurement was left late: it was still taken to be measured with pauses."""
+    room, live, _ = made_room(power_w=3.0)
+    paused = replace(room, measures_paused=True)
+    assert not paused.pauses_blur
+    live.change("4W peak")
+    assert paused.pauses_blur

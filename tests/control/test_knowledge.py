@@ -283,6 +283,6 @@ def test_waiting_is_reckoned_where_it_was_not_seen_and_never_less_for_a_higher_k
     knowledge.drift = Drift(extra_w=0.5)
     drifted = knowledge.waiting_w(settings)
     assert drifted == pytest.approx(found + 0.5)
-    assert max(knowledge.seen_waiting_w()) == pytest.approx(
+    assert max(knowledge.seen_waiting_w().values()) == pytest.approx(
         max(true_w(clocks[4 * cpu + mem]) for cpu, mem in rows) + 0.5
     )

@@ -15,7 +15,7 @@ from underwatt.control.level_search import FELL_BEHIND, MOST_ANEW, MOST_TWICE, L
 from underwatt.control.state import ControlOptions
 from underwatt.convergence.prior import usual_shape
 from underwatt.planning.problem import LEAST_BUSY, busy_share
-from underwatt.records import Measurement
+from underwatt.records import Measurement, Status
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -130,6 +130,33 @@ def test_the_best_that_was_measured_with_pauses_is_measured_again() -> None:
     assert best is not None
     assert asked.count(best.measurement.setting) == 2
     assert len(asked) - len(set(asked)) <= MOST_TWICE
+
+
+def test_where_the_first_mode_waits_for_too_much_lower_ones_are_tried() -> None:
+    """One mode at which waiting drew too much had all others left out, the lowest too."""
+    room, _, knowledge = made_room(power_w=3.6)
+
+    def waits_w(setting: Setting) -> float:
+        return 2.0 + 4.0 * (setting.mode.mem_mhz or 0.0) / 1600
+
+    asked = paused(LevelSearch(room, ControlOptions()), room, knowledge, waits_w)
+    assert waits_w(asked[0]) > 3.6
+    assert sum(waits_w(setting) <= 0.95 * room.held_w for setting in asked) >= 5
+
+
+def test_what_ran_out_of_memory_is_known_to_a_search_with_pauses() -> None:
+    """Its tries were spent on batch sizes that had run out of memory, and it ended without one."""
+    room, _, knowledge = made_room(power_w=3.6)
+    search = LevelSearch(room, ControlOptions())
+    ask = search.ask(room, 0.0, 3600.0)
+    assert ask is not None
+    failed = Measurement(replace(ask.setting, batch_size=16), status=Status.OUT_OF_MEMORY)
+    knowledge.add(failed)
+    search.tell(failed)
+    asked = paused(search, room, knowledge, lambda _: 2.5)
+    assert len(asked) >= 5
+    assert search.is_paused
+    assert all(setting.batch_size < 16 for setting in asked)
 
 
 @given(

@@ -141,6 +141,12 @@ class Actuator:
         """So much of the way to the target is done."""
         self._share_done = min(max(share, 0.0), 1.0)
 
+    def restoring(self) -> None:
+        """The run is over: nothing is decided any more, and what was read is judged."""
+        self.state = replace(self.state, phase=Phase.RESTORING)
+        self.measuring = None
+        self.judge.end()
+
     def goes_on(self, energy_j: float, before: Actuator | None) -> None:
         """A part of the training is over, in which so much was drawn; ``before`` led it in this process."""
         self.energy_before_j = energy_j
@@ -336,6 +342,11 @@ class Actuator:
             self.measuring = None
             self._use_best(Phase.HOLDING, "power cannot be read")
         return found in (SensorFinding.WORKS, SensorFinding.BACK)
+
+    def _may_measure(self, setting: Setting, batch_size: int) -> bool:
+        """Whether a step of a batch size tells of a setting to be measured, and what waiting draws there was seen."""
+        waits_first = self.state.room.waits_first and self.knowledge.waits_w(setting.mode) is None
+        return self.phase is Phase.SEARCHING and batch_size == setting.batch_size and not waits_first
 
     def _other_w(self, what: str) -> float:
         """What is no step is reckoned to draw so much, before it was seen; too much rather than too little."""

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from underwatt.records import Profile
 
 WORTH_A_CHANGE = 0.01  # a setting that fits is left for a better one only where that is worth the change
-SEEN_S, PAUSE_S = 0.4, 0.1  # how long is read what waiting draws, once a sensor shows it; in such pieces
+SEEN_S, READ_FROM_S, PAUSE_S = 0.4, 2.0, 0.1  # waiting is read for so long, from then on at the soonest, in such pieces
 MOST_REFUSED, MOST_IN_VAIN = 8, 2  # modes in a row that the device refused; checks of it that showed no change
 
 
@@ -71,8 +71,8 @@ class Controller(Actuator):
         if self._wait_for_watts(least_w, self._follow) or self.setting is None:
             self._stepped_s = self._now_s()
             self._seek()
-        if self.setting is None and self.knowledge.usable(lowest := self.state.room.lowest()):
-            self._use(lowest, Phase.SEARCHING, "to see whether the lowest setting fits")
+            if self.setting is None and self.knowledge.usable(lowest := self.state.room.lowest()):
+                self._use(lowest, Phase.SEARCHING, "to see whether the lowest setting fits")
         if self.setting is None:
             raise OutOfMemoryError(
                 "Every offered batch size ran out of memory when it was measured before.",
@@ -88,7 +88,7 @@ class Controller(Actuator):
         steps, fast.steps, fast.until_s = fast.steps + 1, 0, -math.inf
         self.judge.stepped(self._stepped_s, max(self._stepped_s, self.state.last_pause_s), now_s, steps)
         self._stepped_s = now_s
-        if self.measuring is None and self.phase is Phase.SEARCHING and batch_size == setting.batch_size:
+        if self.measuring is None and self._may_measure(setting, batch_size):
             self.measuring = self._start_measuring(now_s)
         if now_s >= self.state.next_look_s:
             self._look(now_s)
@@ -183,12 +183,6 @@ class Controller(Actuator):
             self._meter.absence(begin_s, end_s)
             self._stepped_s += end_s - begin_s
             self.state = replace(self.state, last_pause_s=end_s, other_s=end_s)
-
-    def restoring(self) -> None:
-        """The run is over: nothing is decided any more, and what was read is judged."""
-        self.state = replace(self.state, phase=Phase.RESTORING)
-        self.measuring = None
-        self.judge.end()
 
     # Looking
 
@@ -453,6 +447,8 @@ class Controller(Actuator):
         asks = (self._ask(room) for _ in range(most))
         if any(self._use(ask.setting, Phase.SEARCHING, ask.why) for ask in itertools.takewhile(bool, asks) if ask):
             return
+        if not self.knowledge.measurements():  # by what is known of other batch sizes, nothing fits
+            return
         self._check_found()
         self._search.ends(self.state.room)
         self._may_refuse, self._in_vain = False, 0
@@ -467,25 +463,29 @@ class Controller(Actuator):
 
     def _begin_paused(self) -> None:
         """Before a setting is measured with its pauses: see what waiting draws at its clocks, then reckon with both."""
-        room, setting, begin_s, newest = self.state.room, self.setting, self._now_s(), self._meter.newest
-        if not (setting and newest and room.measures_paused) or self.measuring or self.phase is not Phase.SEARCHING:
-            return
-        if self.knowledge.waits_w(setting.mode) is None:
-            shown_s = self._settling.seconds(newest.power_w - room.idle_w, room.idle_w)
-            until_s, waits_w = begin_s + shown_s + SEEN_S, 0.0  # one that lags shows sooner that it is too much
-            while self.setting == setting and self._now_s() < until_s and not waits_w > self.budget_w:
-                self._pause(PAUSE_S)
-                seen_s = self._now_s() - SEEN_S
-                waits_w = mean_reading_w(self._meter, seen_s) if seen_s > begin_s + self._options.lag_s else 0.0
-            if self.setting != setting or math.isnan(waits_w):
+        while (setting := self.setting) and self.phase is Phase.SEARCHING and self.state.room.waits_first:
+            if self.measuring or not (self.knowledge.waits_w(setting.mode) or self._sees_waiting(setting)):
                 return
-            self.knowledge.saw_waiting(setting.mode, waits_w)
-            self._set_pace()
-        if self._search.is_out(room, setting):
+            if not self._search.is_out(self.state.room, setting):
+                if self.knowledge.of(setting) is None:
+                    self._pacer.expect(self._search.reckoned_w(self.state.room, setting) or self._busy_w(setting))
+                return
             self._seek()
-            self._begin_paused()
-            return
-        self._pacer.expect(self._search.reckoned_w(room, setting) or self._busy_w(setting))
+
+    def _sees_waiting(self, setting: Setting) -> bool:
+        """Wait until the sensor shows what waiting draws, or that it is too much; whether nothing came between."""
+        idle_w, begin_s, newest = self.state.room.idle_w, self._now_s(), self._meter.newest
+        until_s = begin_s + self._settling.seconds(newest.power_w - idle_w if newest else idle_w, idle_w) + SEEN_S
+        while self.setting == setting and (now_s := self._now_s()) < until_s and self.energy_j < self._most_j:
+            if now_s > begin_s + READ_FROM_S and mean_reading_w(self._meter, now_s - SEEN_S) > self.budget_w:
+                break
+            self._pause(PAUSE_S)
+        waits_w = mean_reading_w(self._meter, self._now_s() - SEEN_S)
+        if self.setting != setting or self.phase is not Phase.SEARCHING or math.isnan(waits_w):
+            return False
+        self.knowledge.saw_waiting(setting.mode, waits_w)
+        self._set_pace()
+        return True
 
     def _check_found(self) -> None:
         """A search that found nothing which fits ends a run that begins with it; later, there is nothing to end."""

@@ -37,8 +37,6 @@ PEAK_MARGIN, PEAK_ALARM = 0.03, 0.01
 IDLE_SHARE, MOST_IDLE_SHARE = 0.75, 0.9
 # How far to look ahead where it is not known when the training ends, and at most.
 USUAL_VIEW_S, LONGEST_VIEW_S = 3600.0, 86_400.0
-# Chosen with benchmarks/hold.py: while training, a setting that may not fit is hardly worth a try; and training on
-# while another setting is measured costs about so many seconds, a few at a setting that is somewhat slower.
 FEWEST_STEPS = 3
 UNBOUNDED_W = 1e9  # where neither watts nor joules are bounded, and no deadline can be kept
 
@@ -62,9 +60,14 @@ class Headroom:
         return bool(self.base.candidates.knobs)
 
     @property
+    def waits_first(self) -> bool:
+        """Whether a setting is measured with its pauses, and what waiting draws there is seen first."""
+        return self.measures_paused and self.can_pause
+
+    @property
     def pauses_blur(self) -> bool:
         """Whether settings are measured without pauses, which blur what a sensor reads."""
-        return self.has_knobs and not self.measures_paused
+        return self.has_knobs and not self.waits_first
 
     @property
     def can_pause(self) -> bool:

@@ -231,9 +231,9 @@ class Knowledge:
         seen = self._idle_w.get(mode)
         return seen and seen[0] + self.drift.extra_w
 
-    def seen_waiting_w(self) -> list[float]:
+    def seen_waiting_w(self) -> dict[PowerMode, float]:
         """What waiting draws, at all modes at which that was seen."""
-        return [idle_w + self.drift.extra_w for idle_w, _ in list(self._idle_w.values())]
+        return {mode: idle_w + self.drift.extra_w for mode, (idle_w, _) in list(self._idle_w.items())}
 
     def waiting_w(self, modes: SettingArray) -> Floats | None:
         """What waiting is reckoned to draw at each of some settings: so much more for each knob that is higher.

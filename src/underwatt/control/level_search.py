@@ -12,6 +12,8 @@ from dataclasses import replace
 from statistics import median
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from underwatt.budget import Watts
 from underwatt.planning.problem import LEAST_BUSY, Goal, busy_share
 from underwatt.planning.search import FIRST, Ask, Search
@@ -35,6 +37,7 @@ MOST_ANEW = 3  # measurements where only batch sizes are weighed otherwise; not 
 MUCH_GAIN = 0.02  # no search ends at so many measurements while so much is to be gained, before there are twice as many
 # What was found has turned out to draw too much, and the next best is worse by this share: the search was not over.
 FELL_BEHIND = 0.03
+CLEARLY_LESS = 0.7  # of each knob
 MOST_TWICE = 4  # of the best ones
 NEWS = 0.01  # of the budget, by which waiting draws otherwise than the search took it to draw
 LEAST_LEFT = 0.05  # waiting that leaves less of the budget leaves next to nothing
@@ -184,13 +187,16 @@ class LevelSearch:
         """A search among all settings, with pauses where they need some."""
         problem = replace(room.problem(), idle_w=self._usual_w(room))
         known = [self._paced(found, problem) for found in self._knowledge.measurements()]
+        known += [found for found in self._search.measurements if found.status is Status.OUT_OF_MEMORY]
         search = self._search.under(problem, most=self._most(room), known=known)
         self._bar(search, room)
         return search
 
     def _usual_w(self, room: Headroom) -> float:
         """What waiting usually draws where it leaves something; as a guess, where that was seen nowhere."""
-        seen_w = [watts for watts in self._knowledge.seen_waiting_w() if watts <= (1 - LEAST_LEFT) * room.held_w]
+        seen_w = [
+            watts for watts in self._knowledge.seen_waiting_w().values() if watts <= (1 - LEAST_LEFT) * room.held_w
+        ]
         return median(seen_w) if seen_w else room.idle_w
 
     def _paced(self, known: Measurement, problem: Problem) -> Measurement:
@@ -219,9 +225,20 @@ class LevelSearch:
 
     def _bar(self, search: Search, room: Headroom) -> None:
         """By what is known of waiting now: with each mode at which it is seen, it is better known what it hangs on."""
-        waits_w = self._knowledge.waiting_w(room.base.candidates)
-        if waits_w is not None:
-            search.bar(waits_w > (1 - LEAST_LEFT) * room.held_w)
+        candidates, most_w = room.base.candidates, (1 - LEAST_LEFT) * room.held_w
+        waits_w, seen_w = self._knowledge.waiting_w(candidates), self._knowledge.seen_waiting_w()
+        if waits_w is None:
+            return
+        if min(seen_w.values()) <= most_w:
+            search.bar(waits_w > most_w)
+            return
+        # Nothing was low enough yet, and nobody knows which knob it hangs on: go down with all of them.
+        values, allowed = candidates.values, np.ones(len(candidates), dtype=bool)
+        for mode in seen_w:
+            allowed &= np.all(
+                (values <= CLEARLY_LESS * np.array([*mode.knobs().values()])) | (values == values.min(axis=0)), 1
+            )
+        search.bar(~allowed)
 
     def reckoned_w(self, room: Headroom, setting: Setting) -> float | None:
         """What steps at a setting that was asked for draw at most, by the share of the time that they should have."""

@@ -109,6 +109,7 @@ class Site:
     def left(self, node: int) -> None:
         """A board is switched off for good: not even its floor is kept for it."""
         self._members.discard(node)
+        self._tried_w.pop(node, None)
 
     def least_w(self, begin_s: float, end_s: float) -> float:
         """The least that the source gives at any moment of an interval."""

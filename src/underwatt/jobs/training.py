@@ -263,7 +263,7 @@ class Training:
 
     def restore(self, state: dict[str, Any]) -> None:
         """Go on from a state; refuses one that was made with another learning rate, which would come back with it."""
-        if state["rate"] != self._rate:
+        if state.get("rate", self._rate) != self._rate:
             raise InputError(
                 f"The learning rate was {state['rate']} before, and the job has {self._rate} now.",
                 hint="Undo the change, or start a run without --resume, in a folder of its own.",
