@@ -217,6 +217,9 @@ class Transitions(RuleBasedStateMachine):
             assert moment_s <= self.now_s
 
 
+WAITING_W = 1.6  # of a Nano, at any clocks, and a little more
+
+
 class OnABoard(RuleBasedStateMachine):
     """The whole controller on a simulated board, with whatever may happen to it."""
 
@@ -230,7 +233,7 @@ class OnABoard(RuleBasedStateMachine):
         self.found = dict(self.device.snapshot())
         self.live = LiveBudget(Budget(power_w=5.0))
         self.run = self.stack.enter_context(experienced(self.device, self.live))
-        self.too_large = math.inf
+        self.too_large, self.extra_w = math.inf, 0.0
 
     @rule(seconds=st.floats(0.5, 15.0))
     def train(self, seconds: float) -> None:
@@ -238,13 +241,15 @@ class OnABoard(RuleBasedStateMachine):
 
     @rule(watts=st.sampled_from([2.5, 3.5, 5.0, 8.0, 12.0]))
     def change_the_budget(self, watts: float) -> None:
+        watts = max(watts, WAITING_W + self.extra_w)  # below that training waits until more is allowed: no step ends
         self.live.change(f"{watts:g}W")
         self.run.controller._follow_budget(self.run.elapsed_s, "changed")
         assert self.run.controller.budget_w == watts
 
     @rule(watts=st.sampled_from([0.0, 0.8, 1.5]), slower=st.sampled_from([1.0, 1.2]))
     def another_process_comes_or_goes(self, watts: float, slower: float) -> None:
-        self.device.board.disturb(extra_w=watts, slow_factor=slower)
+        self.extra_w = min(watts, self.run.controller.budget_w - WAITING_W)
+        self.device.board.disturb(extra_w=self.extra_w, slow_factor=slower)
 
     @rule(seconds=st.floats(0.1, 5.0))
     def the_model_is_tested(self, seconds: float) -> None:
