@@ -11,7 +11,6 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
-from scipy.optimize import nnls
 
 from underwatt.measure.steady import SENSOR_LAG_S
 from underwatt.planning.problem import Problem, Projection, project
@@ -240,8 +239,9 @@ class Knowledge:
 
         ``None`` where it was seen nowhere.
         """
-        seen = [(list(mode.knobs().values()), idle_w) for mode, (idle_w, _) in list(self._idle_w.items())]
-        seen = [(values, idle_w) for values, idle_w in seen if len(values) == len(modes.knobs)]
+        from scipy.optimize import nnls  # here: few runs come to that, and it takes long to load
+
+        seen = [([*mode.knobs().values()], idle_w) for mode, (idle_w, _) in list(self._idle_w.items())]
         if not seen:
             return None
         most = modes.values.max(axis=0)
